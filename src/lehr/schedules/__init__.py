@@ -1,0 +1,60 @@
+"""Every coefficient as a function of env steps. Usable alone, from any training loop, in any framework."""
+
+from lehr.schedules.coefficients import (
+    COEFFICIENTS,
+    Coefficient,
+    coefficient,
+    coefficient_schedule,
+    resolve_coefficient,
+    resolve_entropy_coefficient,
+)
+from lehr.schedules.constructors import (
+    constant,
+    cosine,
+    exponential,
+    join,
+    linear,
+    piecewise,
+    polynomial,
+    repeat,
+    stack,
+    warmup,
+)
+from lehr.schedules.controllers import Controller, adaptive_kl, plateau, target_entropy
+from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.phases import Phase, Position
+from lehr.schedules.schedule import Schedule
+from lehr.schedules.spec import schedule
+from lehr.schedules.steps import Steps, env_steps
+from lehr.schedules.text import parse
+
+__all__ = [
+    "COEFFICIENTS",
+    "Coefficient",
+    "Controller",
+    "FunctionSchedule",
+    "Phase",
+    "Position",
+    "Schedule",
+    "Steps",
+    "adaptive_kl",
+    "coefficient",
+    "coefficient_schedule",
+    "constant",
+    "cosine",
+    "env_steps",
+    "exponential",
+    "join",
+    "linear",
+    "parse",
+    "piecewise",
+    "plateau",
+    "polynomial",
+    "repeat",
+    "resolve_coefficient",
+    "resolve_entropy_coefficient",
+    "schedule",
+    "stack",
+    "target_entropy",
+    "warmup",
+]

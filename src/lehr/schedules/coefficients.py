@@ -1,0 +1,257 @@
+"""The coefficients: their names, the names people bring from elsewhere, their ranges; and a config's value for one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from lehr.errors import InputError, closest
+from lehr.schedules.constructors import number, position, warmup
+from lehr.schedules.controllers import Controller
+from lehr.schedules.phases import check_total, number_text
+from lehr.schedules.schedule import Schedule
+from lehr.schedules.shapes import NAMES
+from lehr.schedules.spec import AnySchedule, schedule
+from lehr.schedules.text import parse_number
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A number of the mathematics, hence schedulable."""
+
+    name: str
+    aliases: tuple[str, ...]
+    description: str
+    least: float = 0.0
+    most: float = math.inf
+    open_least: bool = False
+    """Whether the least value itself is out of range."""
+
+    @property
+    def range_text(self) -> str:
+        """The range in interval notation."""
+        left = "(" if self.open_least else "["
+        right = ")" if math.isinf(self.most) else "]"
+        return f"{left}{number_text(self.least)}, {'∞' if math.isinf(self.most) else number_text(self.most)}{right}"
+
+    def check(self, value: AnySchedule | Controller) -> None:
+        """Raise if the coefficient would leave its range at any step."""
+        low, high = value.bounds()
+        below = low <= self.least if self.open_least else low < self.least
+        if below or high > self.most or math.isnan(low + high):
+            worst = low if below else high
+            raise InputError(
+                f"{self.name} is '{value}', which reaches {number_text(worst)}; it must stay in {self.range_text} at "
+                "every step."
+            )
+
+
+_TABLE = (
+    Coefficient("learning_rate", ("lr", "alpha_lr"), "step size of the optimiser"),
+    Coefficient(
+        "entropy_coef",
+        ("ent_coef", "entropy_cost", "entropy_coeff"),
+        "weight of the entropy bonus in the loss",
+    ),
+    Coefficient(
+        "value_coef",
+        ("vf_coef", "vf_loss_coeff", "vf_loss_coefficient", "critic_coef"),
+        "weight of the value loss",
+    ),
+    Coefficient(
+        "clip_range",
+        ("clip_coef", "clip_param", "clip_eps", "clipping_epsilon"),
+        "how far the ratio may leave 1",
+        open_least=True,
+    ),
+    Coefficient(
+        "value_clip_range",
+        ("clip_range_vf", "vf_clip_coef", "vf_clip_param"),
+        "how far a value may leave the one of the rollout",
+        open_least=True,
+    ),
+    Coefficient("discount", ("gamma", "discounting"), "worth of a reward one step later", most=1.0),
+    Coefficient("gae_lambda", ("lambda_", "lam", "lambda"), "mix of short and long returns in the advantage", most=1.0),
+    Coefficient("rho_clip", ("vtrace_rho_clip", "rho_bar"), "clip of V-trace's ratio in the error", open_least=True),
+    Coefficient("c_clip", ("vtrace_c_clip", "c_bar"), "clip of V-trace's ratio in the trace", open_least=True),
+    Coefficient(
+        "priority_exponent",
+        ("prio_alpha", "priority_alpha"),
+        "how sharply segments are prioritised; 0 is uniform",
+    ),
+    Coefficient(
+        "importance_exponent",
+        ("prio_beta", "prio_beta0", "priority_beta"),
+        "how fully importance weights correct for it",
+        most=1.0,
+    ),
+    Coefficient(
+        "max_grad_norm",
+        ("max_gradient_norm", "grad_clip"),
+        "largest global norm of the gradient",
+        open_least=True,
+    ),
+    Coefficient(
+        "target_kl",
+        ("kl_target", "desired_kl"),
+        "divergence at which an update stops, or aims",
+        open_least=True,
+    ),
+    Coefficient("kl_coef", ("kl_coeff", "kl_penalty"), "weight of the divergence from the policy before"),
+    Coefficient("weight_decay", (), "pull of the parameters toward 0"),
+    Coefficient("reward_scale", ("reward_scaling",), "factor on the reward", open_least=True),
+)
+
+COEFFICIENTS: dict[str, Coefficient] = {coefficient.name: coefficient for coefficient in _TABLE}
+"""Every coefficient by its canonical name."""
+
+_BY_ANY_NAME = {name: entry for entry in _TABLE for name in (entry.name, *entry.aliases)}
+
+
+def coefficient(name: str) -> Coefficient:
+    """The coefficient of this name, canonical or alias.
+
+    >>> coefficient("ent_coef").name
+    'entropy_coef'
+    """
+    if name not in _BY_ANY_NAME:
+        raise InputError(f"There is no coefficient {name!r}; {closest(name, _BY_ANY_NAME)}")
+    return _BY_ANY_NAME[name]
+
+
+def resolve_entropy_coefficient(config: Mapping[str, Any], step: Any, total_steps: float) -> Any:
+    """The entropy coefficient of a config at an env step; see `resolve_coefficient`.
+
+    >>> resolve_entropy_coefficient({"ent_coef": 0.02, "ent_coef_schedule": "linear"}, 500_000, 1_000_000)
+    0.01
+    """
+    return resolve_coefficient("entropy_coef", config, step, total_steps)
+
+
+def resolve_coefficient(name: str, config: Mapping[str, Any], step: Any, total_steps: float) -> Any:
+    """The value of a coefficient at an env step, from a config mapping, for people with a training loop of their own.
+
+    Args:
+        name: the coefficient, canonical or alias.
+        config: the mapping; see `coefficient_schedule` for the keys.
+        step: env steps before this update's rollout, a number or traced.
+        total_steps: the budget of the whole run.
+
+    >>> config = {"entropy_coef": 0.03, "entropy_coef_schedule": "cosine", "entropy_coef_warmup_steps": 100}
+    >>> [resolve_coefficient("entropy_coef", config, step, 1000) for step in (0, 50, 100, 1000)]
+    [0.0, 0.015, 0.03, 0.0]
+    """
+    found = coefficient_schedule(name, config, total_steps)
+    if isinstance(found, Controller):
+        raise InputError(
+            f"{name} is '{found}', which reacts to metrics and not to the step; use its init, value and update."
+        )
+    return found(step)
+
+
+def coefficient_schedule(name: str, config: Mapping[str, Any], total_steps: float) -> AnySchedule | Controller:
+    """The schedule of a coefficient in a config, bound and checked.
+
+    For the entropy coefficient these keys count, in one of the spellings, canonical or any alias:
+
+    - `entropy_coef`: the fixed value, or a whole schedule;
+    - `entropy_coef_schedule`: a schedule, or the name of a shape, which then goes from the fixed value to 0;
+    - `entropy_coef_warmup_steps`: the length of a ramp from 0 in front of it.
+    """
+    entry = coefficient(name)
+    total = check_total(total_steps)
+    fixed_key, fixed, shape_key, shape, ramp_key, ramp = _read(entry, config)
+    if fixed is None and shape is None:
+        raise InputError(f"The config has no {entry.name}; give {entry.name} or {entry.name}_schedule.")
+    key, spec = (fixed_key, fixed) if shape is None else (shape_key, _scheduled(fixed_key, fixed, shape_key, shape))
+    try:
+        made = schedule(spec)
+        bound = made.bind(total)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
+    if shape is not None and fixed is not None:
+        _check_start(fixed_key, fixed, shape_key, bound)
+    if ramp is not None:
+        bound = _warmed(made, ramp_key, ramp, total).bind(total)
+    entry.check(bound)
+    return bound
+
+
+def _read(entry: Coefficient, config: Mapping[str, Any]) -> tuple[str, Any, str, Any, str, Any]:
+    """The three keys of a coefficient and their values, in the one spelling that the config uses."""
+    endings = ("", "_schedule", "_warmup_steps")
+    spellings = (entry.name, *entry.aliases)
+    known = [spelling + ending for spelling in spellings for ending in endings]
+    for key in config:
+        if isinstance(key, str) and key not in known and key not in _BY_ANY_NAME:
+            near = get_close_matches(key, known, n=1, cutoff=0.8)
+            if near and not any(key.startswith(other) for other in _BY_ANY_NAME if other not in spellings):
+                raise InputError(f"The config has the unknown key {key!r}; did you mean {near[0]!r}?")
+    used = [spelling for spelling in spellings if any(config.get(spelling + ending) is not None for ending in endings)]
+    if len(used) > 1:
+        given = [[s + ending for ending in endings if config.get(s + ending) is not None] for s in used]
+        raise InputError(
+            f"The config spells {entry.name} in two ways, {', '.join(given[0])} and {', '.join(given[1])}; remove one."
+        )
+    spelling = used[0] if used else entry.name
+    keys = [spelling + ending for ending in endings]
+    return keys[0], config.get(keys[0]), keys[1], config.get(keys[1]), keys[2], config.get(keys[2])
+
+
+def _scheduled(fixed_key: str, fixed: Any, shape_key: str, shape: Any) -> Any:
+    """What the schedule's key says, with what it leaves open taken from the fixed value."""
+    if isinstance(fixed, Mapping) or (isinstance(fixed, str) and not _is_number(fixed)):
+        raise InputError(f"{fixed_key} is a schedule already, {fixed!r}; remove it or {shape_key}.")
+    given = shape
+    if isinstance(shape, str) and shape.strip() in NAMES:
+        shape = {"shape": shape.strip()}
+    if not isinstance(shape, Mapping) or "start" in shape or "value" in shape:
+        return shape
+    if fixed is None:
+        raise InputError(
+            f"{shape_key} is {given!r}, which has no start, and {fixed_key} is not given; give {fixed_key}."
+        )
+    named = shape.get("shape", shape.get("type", shape.get("kind")))
+    open_end = {} if named == "constant" or "end" in shape else {"end": 0.0}
+    return {**shape, "start": fixed, **open_end}
+
+
+def _warmed(made: AnySchedule | Controller, key: str, given: Any, total: float) -> AnySchedule | Controller:
+    """The schedule behind a ramp from 0, in what the ramp leaves of the budget."""
+    steps = position(given).bound(total)
+    if steps == 0:
+        return made
+    if steps >= total:
+        raise InputError(f"{key} is {given!r}, but the whole budget is {total:g} steps; warm up for less.")
+    if isinstance(made, Controller):
+        raise InputError(
+            f"{key} is {given!r}, but '{made}' reacts to metrics and cannot be warmed up; remove one of them."
+        )
+    if made.bind(total)(0) == 0:
+        raise InputError(f"{key} is {given!r}, but the schedule '{made}' starts at 0 anyway; remove {key}.")
+    return warmup(steps, made)
+
+
+def _check_start(fixed_key: str, fixed: Any, shape_key: str, found: AnySchedule | Controller) -> None:
+    """Raise if the fixed value is not where the schedule starts, or what its own warm-up leads to."""
+    if isinstance(found, Controller):
+        raise InputError(f"{shape_key} is '{found}', which has its own start; remove {fixed_key}.")
+    starts = [found(0)]
+    if isinstance(found, Schedule) and starts[0] == 0 and len(found.phases) > 1:
+        starts.append(found.phases[1].start)
+    value = number(fixed, fixed_key)
+    if not any(math.isclose(start, value, rel_tol=1e-9) for start in starts):
+        raise InputError(
+            f"{fixed_key} is {value:g} but {shape_key} starts at {starts[-1]:g}; remove {fixed_key}, or start the "
+            "schedule there."
+        )
+
+
+def _is_number(given: Any) -> bool:
+    """Whether a text, as YAML leaves `1e-4` one, is a plain number."""
+    try:
+        parse_number(given)
+    except InputError:
+        return False
+    return True

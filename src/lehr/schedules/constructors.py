@@ -1,0 +1,236 @@
+"""Schedules by function call. Positions are env steps (`500_000`, `"500k"`) or shares of the budget (`"20%"`)."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from lehr.errors import InputError
+from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.phases import END, Phase, Position
+from lehr.schedules.schedule import Schedule
+from lehr.schedules.shapes import CODES
+from lehr.schedules.text import lay, parse_number, parse_position, phases_of_points
+
+
+def position(given: Any) -> Position:
+    """Read a number of steps, or a text such as `"500k"` or `"20%"`.
+
+    >>> position("20%")
+    Position(steps=0.0, share=0.2)
+    """
+    if isinstance(given, Position):
+        return given
+    if isinstance(given, str):
+        return parse_position(given)
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not np.isfinite(given):
+        raise InputError(f"{given!r} is no position; give a number of env steps, or a text such as '500k' or '20%'.")
+    if given < 0:
+        raise InputError(f"The position {given:g} is below 0; the first step is 0.")
+    return Position(steps=float(given))
+
+
+def number(given: Any, what: str) -> float:
+    """Read a finite number, also from a text such as `"3e-4"`, which YAML leaves one."""
+    if isinstance(given, str):
+        return parse_number(given)
+    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not np.isfinite(given):
+        raise InputError(f"The {what} is {given!r}; it must be a finite number.")
+    return float(given)
+
+
+def curve(
+    shape: str,
+    start: Any,
+    end: Any,
+    *,
+    over: Any = None,
+    until: Any = None,
+    begin: Any = 0,
+    repeat: float = 1,
+    power: Any = 1,
+) -> Schedule:
+    """One phase of any shape; with neither `over` nor `until` it takes what is left of the budget."""
+    phase = Phase(Position(), Position(), number(start, "start"), number(end, "end"), shape, number(power, "power"))
+    extent = {name: None if given is None else position(given) for name, given in (("over", over), ("until", until))}
+    try:
+        return Schedule(lay(phase, position(begin), repeat=repeat, **extent)[0])
+    except InputError as error:
+        message = str(error)
+        raise InputError(message[0].upper() + message[1:]) from None
+
+
+def constant(value: Any) -> Schedule:
+    """The same value at every step.
+
+    >>> constant(0.01)(123)
+    0.01
+    """
+    return curve("constant", value, value)
+
+
+def linear(start: Any, end: Any, over: Any = None, *, begin: Any = 0) -> Schedule:
+    """From start to end by equal differences.
+
+    >>> linear(1.0, 0.0, over=100)(25)
+    0.75
+    """
+    return curve("linear", start, end, over=over, begin=begin)
+
+
+def cosine(start: Any, end: Any = 0.0, over: Any = None, *, begin: Any = 0, exponent: Any = 1.0) -> Schedule:
+    """From start to end along half a wave; the exponent is optax's.
+
+    >>> round(cosine(0.03, 0.01, over=100)(50), 6)
+    0.02
+    """
+    return curve("cosine", start, end, over=over, begin=begin, power=exponent)
+
+
+def exponential(start: Any, end: Any, over: Any = None, *, begin: Any = 0) -> Schedule:
+    """From start to end by equal ratios; both are above 0, or both below.
+
+    >>> round(exponential(0.1, 0.001, over=100)(50), 6)
+    0.01
+    """
+    return curve("exponential", start, end, over=over, begin=begin)
+
+
+def polynomial(start: Any, end: Any, power: Any, over: Any = None, *, begin: Any = 0) -> Schedule:
+    """From start to end as the power of what is left.
+
+    >>> polynomial(1.0, 0.0, 2, over=100)(50)
+    0.25
+    """
+    return curve("polynomial", start, end, over=over, begin=begin, power=power)
+
+
+def piecewise(points: Iterable[Sequence[Any]], shape: str = "linear") -> Schedule:
+    """From point to point: pairs of a position and a value, joined by a shape, or held with `"step"`.
+
+    >>> piecewise([(0, 1.0), ("1M", 0.5), ("5M", 0.0)])(500_000)
+    0.75
+    """
+    pairs = []
+    for point in points:
+        if isinstance(point, str) or not isinstance(point, Sequence | np.ndarray) or len(point) != 2:
+            raise InputError(f"{point!r} is no point of a schedule; give pairs of [step, value].")
+        pairs.append((position(point[0]), number(point[1], "value of a point")))
+    return Schedule(phases_of_points(pairs, shape))
+
+
+def join(schedules: Sequence[Schedule], boundaries: Sequence[Any]) -> Schedule:
+    """One schedule after the other, each on a clock that starts at its boundary, as in `optax.join_schedules`.
+
+    >>> str(join([constant(0.1), linear(0.1, 0, over=50)], boundaries=[100]))
+    '0.1 until 100, 0.1 -> 0 over 50'
+    """
+    if len(schedules) != len(boundaries) + 1:
+        raise InputError(
+            f"join was given {len(schedules)} schedules and {len(boundaries)} boundaries; n schedules have n - 1 "
+            "boundaries between them."
+        )
+    phases: list[Phase] = []
+    begins = [Position(), *(position(boundary) for boundary in boundaries)]
+    for index, (schedule, offset) in enumerate(zip(schedules, begins, strict=True)):
+        if not isinstance(schedule, Schedule) or not schedule.is_bound:
+            raise InputError(
+                f"Schedule {index + 1} of a join is {schedule!r}; join takes bound schedules, in env steps."
+            )
+        if phases and offset.plus(begins[index - 1], -1).sign() != 1:
+            raise InputError(f"The boundaries of a join are {list(boundaries)}; they must grow.")
+        moved = [phase._replace(begin=phase.begin.plus(offset)) for phase in schedule.phases]
+        if moved[0].begin != offset:  # it holds its start before its first phase
+            moved.insert(0, Phase(offset, Position(), moved[0].start, moved[0].start, "constant"))
+        stop = begins[index + 1] if index + 1 < len(begins) else None
+        phases += [phase for phase in moved if stop is None or phase.begin.plus(stop, -1).sign() == -1]
+    return Schedule(phases)
+
+
+def warmup(over: Any, schedule: Any, start: Any = 0.0) -> Any:
+    """A ramp from `start` to where the schedule starts, then the schedule, later by that much.
+
+    Where the schedule counts in shares of the budget, it now counts in shares of what the ramp leaves of it.
+
+    >>> str(warmup("10%", linear(0.03, 0.001)))
+    '0 -> 0.03 over 10%, 0.03 -> 0.001'
+    """
+    length = position(over)
+    if length.sign() != 1:
+        raise InputError(f"The warm-up is {over!r} long; it must be above 0.")
+    if isinstance(schedule, FunctionSchedule):
+        return schedule.after_ramp(length, number(start, "start of a warm-up"))
+    moved = [
+        phase._replace(begin=_squeeze(phase.begin, length).plus(length), length=_squeeze(phase.length, length))
+        for phase in schedule.phases
+    ]
+    last = moved[-1]
+    if schedule.phases[-1].stop == END:  # to the end of the budget, whatever the rounding
+        moved[-1] = last._replace(length=END.plus(last.begin, -1))
+    ramp = Phase(Position(), moved[0].begin, number(start, "start of a warm-up"), moved[0].start)
+    return Schedule([ramp, *moved])
+
+
+def _squeeze(place: Position, taken: Position) -> Position:
+    """A position in a budget of which some is taken: `steps + share · (total - taken)`."""
+    return Position(place.steps).plus(END.plus(taken, -1), place.share)
+
+
+def repeat(schedule: Schedule, count: int) -> Schedule:
+    """The schedule, `count` times in a row. In shares of the budget, the cycles share it.
+
+    >>> str(repeat(cosine(0.03, 0.003), 4))
+    '0.03 -> 0.003 cosine repeat 4'
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"A schedule cannot repeat {count!r} times; repeat it 1 or more whole times.")
+    phases = [
+        phase._replace(
+            begin=Position(phase.begin.steps, phase.begin.share / count),
+            length=Position(phase.length.steps, phase.length.share / count),
+        )
+        for phase in schedule.phases
+    ]
+    cycle = phases[-1].stop
+    if cycle.sign() != 1 or not phases[-1].needs_length:
+        raise InputError(f"'{schedule}' has no end, so it cannot repeat; let its last phase move, over a length.")
+    return Schedule(phase._replace(begin=phase.begin.plus(cycle, k)) for k in range(count) for phase in phases)
+
+
+def stack(schedules: Sequence[Any]) -> Any:
+    """Many schedules as one pytree with a leading axis, for `jax.vmap`: a population with a schedule for each member.
+
+    Shorter ones are padded with phases that never begin, so every member stays exactly what it was. Controllers of one
+    kind stack too.
+
+    >>> population = stack([constant(0.01), linear(0.03, 0.001, over=100)])
+    >>> [round(float(value), 4) for value in jax.vmap(lambda schedule: schedule(100))(population)]
+    [0.01, 0.001]
+    """
+    if not schedules:
+        raise InputError("stack was given no schedules; give at least one.")
+    for index, schedule in enumerate(schedules):
+        if isinstance(schedule, FunctionSchedule):
+            raise InputError(
+                f"Schedule {index + 1} of a stack is the function {schedule}; a function is code and not data, so it "
+                "cannot be stacked: write it as phases, for example with piecewise."
+            )
+        if isinstance(schedule, Schedule) and not schedule.is_bound:
+            raise InputError(
+                f"Schedule {index + 1} of a stack, '{schedule}', is not bound; call bind(total_steps) first."
+            )
+    kinds = {type(schedule).__name__ for schedule in schedules}
+    if len(kinds) > 1:
+        raise InputError(f"stack was given {', '.join(sorted(kinds))}; the members of a stack must be of one kind.")
+    if not isinstance(schedules[0], Schedule):
+        return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *schedules)
+    most = max(len(schedule.phases) for schedule in schedules)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(_pad(schedule, most) for schedule in schedules))
+
+
+def _pad(schedule: Schedule, count: int) -> Schedule:
+    """Add phases that begin at infinity, that is, never."""
+    fill = Schedule.tree_unflatten(None, (np.inf, 0.0, np.inf, (0.0, 0.0), 0.0, 0.0, CODES["constant"], 1.0, None))
+    missing = count - len(schedule.begin)
+    return jax.tree.map(lambda leaf, value: np.concatenate([leaf, np.full(missing, value, leaf.dtype)]), schedule, fill)

@@ -1,0 +1,328 @@
+"""Coefficients that react to training instead of following the clock.
+
+A controller is a few numbers and three pure functions, the same three that a schedule has:
+
+    state = controller.init()                       arrays, part of the run's state
+    coefficient = controller.value(state, step)     what to apply at this update
+    state = controller.update(state, metrics)       after it, from what was measured
+
+Its numbers are pytree leaves: controllers can be stacked and vmapped, and changing them never recompiles. A metric
+that is not finite, because no episode has ended for example, leaves the state as it is.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.errors import InputError, closest
+from lehr.schedules.phases import number_text
+from lehr.schedules.text import parse_number
+
+
+class Value(NamedTuple):
+    """The state of a controller that remembers its coefficient alone."""
+
+    value: jax.Array
+    """float32 `[]`."""
+
+
+class PlateauState(NamedTuple):
+    """The coefficient, the best metric so far, and for how many updates it has not been beaten."""
+
+    value: jax.Array
+    """float32 `[]`."""
+    best: jax.Array
+    """float32 `[]`, larger is better."""
+    waited: jax.Array
+    """int32 `[]`."""
+
+
+def _name(default: str) -> Any:
+    """The name of a metric: a word, so no leaf."""
+    return field(default=default, metadata={"static": True})
+
+
+class Controller:
+    """What all controllers share with a schedule besides `init`, `value` and `update`."""
+
+    metric: str
+    minimum: Any
+    maximum: Any
+
+    @property
+    def is_bound(self) -> bool:
+        """A controller does not look at the budget."""
+        return True
+
+    def bind(self, total_steps: float) -> "Controller":
+        """The controller itself: it does not look at the budget."""
+        return self
+
+    def bounds(self) -> tuple[float, float]:
+        """The limits of the coefficient."""
+        return float(self.minimum), float(self.maximum)
+
+    def value(self, state: Any, step: Any) -> jax.Array:
+        """The coefficient to apply now, whatever the step."""
+        return state.value
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+    def _observed(self, metrics: Mapping[str, Any]) -> jax.Array:
+        if self.metric not in metrics:
+            raise InputError(
+                f"'{self}' looks at the metric {self.metric!r}, which is not measured; {closest(self.metric, metrics)}"
+            )
+        return jnp.asarray(metrics[self.metric], jnp.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TargetEntropy(Controller):
+    r"""The entropy coefficient that keeps the policy's entropy near a target.
+
+    $c \leftarrow \mathrm{clip}(c \exp(\eta\,(H^* - H)), c_{min}, c_{max})$: it grows while the entropy $H$ is below the
+    target $H^*$ and shrinks while it is above, by the rate $\eta$ per update and unit of entropy.
+
+    >>> controller = TargetEntropy(target=0.5, rate=0.1, initial=0.01)
+    >>> state = controller.update(controller.init(), {"policy/entropy": 0.0})
+    >>> round(float(controller.value(state, 0)), 6)
+    0.010513
+    """
+
+    target: Any
+    rate: Any = 0.01
+    initial: Any = 0.01
+    minimum: Any = 1e-6
+    maximum: Any = 1.0
+    metric: str = _name("policy/entropy")
+
+    def __post_init__(self) -> None:
+        """Check the numbers, where they are numbers and not tracers."""
+        _check(self, "rate", self.rate, above=0)
+        _check(self, "target", self.target)
+        _check_limits(self)
+
+    def init(self) -> Value:
+        """The initial coefficient."""
+        return Value(jnp.asarray(self.initial, jnp.float32))
+
+    def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
+        """Move the coefficient toward what the entropy asks for."""
+        entropy = self._observed(metrics)
+        moved = state.value * jnp.exp(self.rate * (self.target - entropy))
+        moved = jnp.clip(moved, self.minimum, self.maximum)
+        return Value(jnp.where(jnp.isfinite(entropy), moved, state.value))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Plateau(Controller):
+    r"""A coefficient that is multiplied by a factor when a metric has stopped getting better.
+
+    After `patience` updates in a row without a new best, better than the last by more than `threshold`,
+    $c \leftarrow \max(c \cdot factor, c_{min})$, and the wait begins anew.
+
+    >>> controller = Plateau(initial=0.03, factor=0.5, patience=2)
+    >>> state = controller.init()
+    >>> for episode_return in (1.0, 1.0, 1.0):
+    ...     state = controller.update(state, {"episode/return": episode_return})
+    >>> round(float(controller.value(state, 0)), 6)
+    0.015
+    """
+
+    initial: Any
+    factor: Any = 0.5
+    patience: Any = 10
+    threshold: Any = 0.0
+    minimum: Any = 0.0
+    maximum: Any = math.inf
+    metric: str = _name("episode/return")
+
+    def __post_init__(self) -> None:
+        """Check the numbers, where they are numbers and not tracers."""
+        _check(self, "factor", self.factor, above=0)
+        _check(self, "patience", self.patience, least=1)
+        _check(self, "threshold", self.threshold, least=0)
+        _check_limits(self)
+
+    def bounds(self) -> tuple[float, float]:
+        """From the initial value as far as the factor can take it."""
+        if self.factor <= 1:
+            return min(float(self.minimum), float(self.initial)), float(self.initial)
+        return float(self.initial), float(self.maximum)
+
+    def init(self) -> PlateauState:
+        """The initial coefficient, and a best that anything beats."""
+        return PlateauState(jnp.asarray(self.initial, jnp.float32), jnp.float32(-jnp.inf), jnp.int32(0))
+
+    def update(self, state: PlateauState, metrics: Mapping[str, Any]) -> PlateauState:
+        """Count the updates without a new best; when there were enough, apply the factor."""
+        metric = self._observed(metrics)
+        better = metric > state.best + self.threshold
+        waited = jnp.where(better, 0, state.waited + 1)
+        stalled = waited >= self.patience
+        moved = jnp.clip(state.value * self.factor, self.minimum, self.maximum)
+        after = PlateauState(
+            jnp.where(stalled, moved, state.value),
+            jnp.where(better, metric, state.best),
+            jnp.where(stalled, 0, waited).astype(jnp.int32),
+        )
+        return jax.tree.map(lambda new, old: jnp.where(jnp.isfinite(metric), new, old), after, state)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AdaptiveKL(Controller):
+    r"""A learning rate that keeps the policy's step near a target KL divergence.
+
+    With the measured divergence $D$: $\eta \leftarrow \eta / factor$ when $D > band \cdot target$,
+    $\eta \cdot factor$ when $0 < D < target / band$, unchanged in between, always within the limits.
+
+    >>> controller = AdaptiveKL(initial=3e-4, target=0.01)
+    >>> state = controller.update(controller.init(), {"policy/approximate_kl": 0.05})
+    >>> round(float(controller.value(state, 0)), 7)
+    0.0002
+    """
+
+    initial: Any
+    target: Any = 0.01
+    factor: Any = 1.5
+    band: Any = 2.0
+    minimum: Any = 1e-5
+    maximum: Any = 1e-2
+    metric: str = _name("policy/approximate_kl")
+
+    def __post_init__(self) -> None:
+        """Check the numbers, where they are numbers and not tracers."""
+        _check(self, "target", self.target, above=0)
+        _check(self, "factor", self.factor, above=1)
+        _check(self, "band", self.band, least=1)
+        _check_limits(self)
+
+    def init(self) -> Value:
+        """The initial learning rate."""
+        return Value(jnp.asarray(self.initial, jnp.float32))
+
+    def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
+        """Shrink after too large a step of the policy, grow after too small a one."""
+        divergence = self._observed(metrics)
+        shrunk = jnp.maximum(state.value / self.factor, self.minimum)
+        grown = jnp.minimum(state.value * self.factor, self.maximum)
+        small = (divergence > 0) & (divergence < self.target / self.band)
+        moved = jnp.where(divergence > self.target * self.band, shrunk, jnp.where(small, grown, state.value))
+        return Value(jnp.where(jnp.isfinite(divergence), moved, state.value))
+
+
+def target_entropy(target: float, rate: float = 0.01, **more: Any) -> TargetEntropy:
+    """`auto(target_entropy=...)`: see `TargetEntropy`."""
+    return TargetEntropy(target, rate, **more)
+
+
+def plateau(value: float, factor: float = 0.5, patience: int = 10, **more: Any) -> Plateau:
+    """`plateau(...)`: see `Plateau`."""
+    return Plateau(value, factor, patience, **more)
+
+
+def adaptive_kl(value: float, target: float = 0.01, **more: Any) -> AdaptiveKL:
+    """`adaptive_kl(...)`: see `AdaptiveKL`."""
+    return AdaptiveKL(value, target, **more)
+
+
+# Checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check(controller: Controller, name: str, value: Any, above: float = -math.inf, least: float = -math.inf) -> None:
+    if not isinstance(value, bool | int | float | np.number):
+        return  # a tracer, an array of a stack, or the placeholder of a transformation
+    if isinstance(value, bool) or math.isnan(value) or not (value > above and value >= least) or math.isinf(value):
+        limit = f"above {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else "finite"
+        raise InputError(f"{type(controller).__name__} was given {name}={value!r}; it must be {limit}.")
+
+
+def _check_limits(controller: Any) -> None:
+    low, start, high = controller.minimum, controller.initial, controller.maximum
+    if not all(isinstance(number, int | float | np.number) for number in (low, start, high)):
+        return
+    if not low <= start <= high or math.isinf(start):
+        raise InputError(
+            f"{type(controller).__name__} starts at {start:g} with limits {low:g} to {high:g}; start between them."
+        )
+
+
+# Text --------------------------------------------------------------------------------------------------------------
+
+_TEXTS: dict[str, tuple[type[Any], dict[str, str], tuple[str, ...]]] = {
+    # name in the text: (class, names in the text that differ from the field's, arguments that may stand without a name)
+    "auto": (TargetEntropy, {"target_entropy": "target", "value": "initial"}, ()),
+    "plateau": (Plateau, {"value": "initial"}, ("value", "factor", "patience")),
+    "adaptive_kl": (AdaptiveKL, {"value": "initial"}, ("value", "target")),
+}
+_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*")
+
+
+def is_controller_text(text: str) -> bool:
+    """Whether a text is a call, `name(...)`, as only controllers are written."""
+    return _CALL.fullmatch(text) is not None
+
+
+def parse_controller(text: str) -> Controller:
+    """Read a controller from its text.
+
+    >>> parse_controller("plateau(0.03, factor=0.5, patience=10)").patience
+    10.0
+    """
+    match = _CALL.fullmatch(text)
+    if match is None or match[1] not in _TEXTS:
+        name = match[1] if match else text
+        raise InputError(f"The controller {name!r} of {text!r} is unknown; {closest(name, _TEXTS)}")
+    kind, spelled, unnamed = _TEXTS[match[1]]
+    known = [_spelled_as(entry.name, spelled) for entry in fields(kind)]
+    arguments: dict[str, Any] = {}
+    for index, piece in enumerate(match[2].split(",") if match[2].strip() else []):
+        name, equals, value = (part.strip() for part in piece.rpartition("="))
+        if not equals:
+            if index >= len(unnamed):
+                raise InputError(
+                    f"The argument {value!r} of {text!r} has no name; write name=value. Names: {', '.join(known)}."
+                )
+            name = unnamed[index]
+        if name not in known:
+            raise InputError(f"The argument {name!r} of {text!r} is unknown; {closest(name, known)}")
+        meant = spelled.get(name, name)
+        if meant in arguments:
+            raise InputError(f"The argument {name!r} stands twice in {text!r}; remove one.")
+        arguments[meant] = value if meant == "metric" else parse_number(value) if value != "inf" else math.inf
+    try:
+        return kind(**arguments)
+    except TypeError:
+        missing = known[0]
+        raise InputError(f"{text!r} lacks {missing}; write {match[1]}({missing}=...).") from None
+
+
+def _spelled_as(name: str, spelled: dict[str, str]) -> str:
+    """The name of a field in the text."""
+    return next((written for written, meant in spelled.items() if meant == name), name)
+
+
+def to_text(controller: Any) -> str:
+    """The text of a controller; parsing it gives an equal one.
+
+    >>> str(adaptive_kl(3e-4, target=0.02))
+    'adaptive_kl(value=0.0003, target=0.02)'
+    """
+    name, spelled = next((name, names) for name, (kind, names, _) in _TEXTS.items() if kind is type(controller))
+    words = []
+    for entry in fields(controller):
+        value = getattr(controller, entry.name)
+        if value != entry.default:
+            shown = value if entry.name == "metric" else number_text(float(value))
+            words.append(f"{_spelled_as(entry.name, spelled)}={shown}")
+    return f"{name}({', '.join(words)})"

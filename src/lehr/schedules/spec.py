@@ -1,0 +1,111 @@
+"""Anything that people write for a coefficient → a schedule or a controller."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lehr.errors import InputError, closest
+from lehr.schedules.constructors import constant, curve, number, piecewise, position
+from lehr.schedules.controllers import Controller, is_controller_text, parse_controller
+from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.phases import Phase, Position
+from lehr.schedules.schedule import Schedule
+from lehr.schedules.shapes import NAMES
+from lehr.schedules.text import parse
+
+AnySchedule = Schedule | FunctionSchedule
+Spec = Any
+"""A number, a text, a mapping, a list of `[step, value]` pairs, a `Schedule`, a controller, a function of the step."""
+
+_KEYS = {"type": "shape", "kind": "shape", "value": "start", "exponent": "power", "from": "begin"}
+"""Other names, and the names they stand for."""
+_OWN_KEYS = ("shape", "start", "end", "power", "warmup", "over", "until", "repeat")
+_MAPPING_KEYS = (*_OWN_KEYS, *_KEYS)
+
+
+def schedule(spec: Spec, total_steps: float | None = None) -> AnySchedule | Controller:
+    """Turn anything into a schedule, bound to a budget if one is given.
+
+    Args:
+        spec: a number, a text, a mapping, a list of `[step, value]` pairs, a `Schedule`, a function of the step (any
+            optax schedule), or a controller or its text.
+        total_steps: the budget, which turns shares such as `20%` into env steps.
+
+    >>> schedule("0.03 -> 0.001 cosine", total_steps=1_000_000)(1_000_000)
+    0.001
+    >>> schedule({"shape": "linear", "start": 1, "end": 0, "over": "50%"})
+    Schedule('1 -> 0 over 50%')
+    >>> schedule([[0, 1.0], [1_000_000, 0.5]])(500_000)
+    0.75
+    """
+    made = _unbound(spec)
+    return made if total_steps is None else made.bind(total_steps)
+
+
+def _unbound(spec: Spec) -> AnySchedule | Controller:
+    if isinstance(spec, Schedule | FunctionSchedule | Controller):
+        return spec
+    if isinstance(spec, bool) or spec is None:
+        raise InputError(
+            f"{spec!r} is no schedule; give a number, a text, a mapping, [step, value] pairs or a function."
+        )
+    if isinstance(spec, str):
+        if is_controller_text(spec):
+            return parse_controller(spec)
+        if spec.strip() in NAMES:
+            raise InputError(
+                f"The schedule {spec!r} is a shape without values; write its ends too, '0.03 -> 0.001 {spec.strip()}'."
+            )
+        return parse(spec)
+    if isinstance(spec, int | float | np.number) or (isinstance(spec, np.ndarray) and spec.ndim == 0):
+        return constant(spec if not isinstance(spec, np.ndarray) else spec.item())
+    if isinstance(spec, Mapping):
+        return from_mapping(spec)
+    if callable(spec):
+        return FunctionSchedule(spec)
+    if isinstance(spec, Sequence | np.ndarray):
+        return piecewise(spec)
+    if hasattr(spec, "dtype") and np.ndim(spec) == 0:  # a JAX scalar
+        return constant(float(spec))
+    raise InputError(
+        f"{spec!r} of type {type(spec).__name__} is no schedule; give a number, a text, a mapping, [step, value] pairs "
+        "or a function."
+    )
+
+
+def from_mapping(given: Mapping[str, Any]) -> Schedule:
+    """The mapping form, for YAML and JSON: `{shape, start, end, power, warmup, from, over, until, repeat}`."""
+    fields: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in _MAPPING_KEYS:
+            raise InputError(
+                f"The schedule {dict(given)} has the unknown key {key!r}; {closest(str(key), _MAPPING_KEYS)}"
+            )
+        name = _KEYS.get(key, key)
+        if name in fields:
+            raise InputError(f"The schedule {dict(given)} gives {name!r} twice, under two names; remove one.")
+        fields[name] = value
+    shape = fields.pop("shape", "constant" if "end" not in fields else "linear")
+    if shape not in NAMES:
+        raise InputError(f"The schedule {dict(given)} has the unknown shape {shape!r}; {closest(str(shape), NAMES)}")
+    if "start" not in fields:
+        raise InputError(f"The schedule {dict(given)} has no start; say the value it starts from.")
+    if shape == "constant":
+        fields.setdefault("end", fields["start"])
+    if "end" not in fields:
+        raise InputError(f"The schedule {dict(given)} has no end; say the value it goes to.")
+    if "power" in fields and shape not in ("cosine", "polynomial"):
+        raise InputError(f"The schedule {dict(given)} has a power, which {shape!r} does not take; remove it.")
+    if "power" not in fields and shape == "polynomial":
+        raise InputError(f"The schedule {dict(given)} has no power, which a polynomial needs; add one, for example 2.")
+    if "repeat" in fields:
+        fields["repeat"] = number(fields["repeat"], "repeat")
+    ramp = position(fields.pop("warmup", 0))
+    if ramp == Position():
+        return curve(shape, fields.pop("start"), fields.pop("end"), **fields)
+    begin = position(fields.pop("begin", ramp))
+    if begin.plus(ramp, -1).sign() == -1:
+        raise InputError(f"The schedule {dict(given)} begins before its warm-up is over; begin later, or warm up less.")
+    body = curve(shape, fields.pop("start"), fields.pop("end"), begin=begin, **fields)
+    return Schedule([Phase(Position(), ramp, 0.0, body.phases[0].start), *body.phases])

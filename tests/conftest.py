@@ -1,0 +1,25 @@
+"""Settings for all tests: no silent broadcasting between ranks, and one profile for hypothesis."""
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+hypothesis.settings.register_profile("lehr", deadline=None, max_examples=200, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("lehr")
+
+
+@pytest.fixture
+def count_traces():
+    """Wrap a function so that `.traces` counts how often JAX traces it."""
+
+    def wrap(function):
+        def counted(*arguments):
+            counted.traces += 1
+            return function(*arguments)
+
+        counted.traces = 0
+        return counted
+
+    return wrap
