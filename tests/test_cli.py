@@ -1,0 +1,356 @@
+"""The command line: what it prints, its exit codes, and the pages that show it."""
+
+import contextlib
+import doctest
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import lehr
+from lehr.cli import COMMANDS, main
+from lehr.schedules import COEFFICIENTS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "docs" / "schedules.md"]
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch):
+    """Whatever the machine says about colours, the output is a plain file."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def table(output, first):
+    """The rows under the header that begins with the word `first`, cut at gaps of two or more spaces."""
+    lines = [line.strip() for line in output.splitlines()]
+    begin = next(place for place, line in enumerate(lines) if line.startswith(first))
+    stop = lines.index("", begin)
+    return [re.split(r"\s{2,}", line) for line in lines[begin + 1 : stop]]
+
+
+def run(capsys, *words):
+    """Run a command that must succeed, and return what it printed."""
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def mistake(capsys, *words):
+    """Run a command that must be refused, and return its one sentence."""
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("lehr: ")
+    assert printed.err.count("\n") == 1
+    return printed.err.removeprefix("lehr: ").rstrip("\n")
+
+
+# lehr schedule -----------------------------------------------------------------------------------------------------
+
+
+def test_phases_and_holds_cover_the_budget(capsys):
+    output = run(capsys, "schedule", "warmup 5%, 0.03 until 20%, 0.03 -> 0.001 cosine(2) until 80%", "--total", "1M")
+    assert table(output, "phase") == [
+        ["1", "0", "50k", "0", "0.03", "linear", "5%"],
+        ["2", "50k", "200k", "0.03", "0.03", "constant", "15%"],
+        ["3", "200k", "800k", "0.03", "0.001", "cosine(2)", "60%"],
+        ["4", "800k", "1M", "0.001", "0.001", "holds", "20%"],
+    ]
+
+
+def test_a_phase_that_is_cut_short_shows_where_it_comes_to(capsys):
+    output = run(capsys, "schedule", "1 -> 0 over 80% until 40%, 0.2", "--total", "1000")
+    assert table(output, "phase")[0] == ["1", "0", "400", "1", "0.5", "linear", "40%"]
+
+
+def test_the_share_counts_only_what_is_within_the_budget(capsys):
+    rows = table(
+        run(capsys, "schedule", "1 -> 0.5 over 800k, 0.5 -> 0 over 2M, 0.1 -> 0 over 1M", "--total", "1M"), "phase"
+    )
+    assert [(row[1], row[2], row[-1]) for row in rows] == [
+        ("0", "800k", "80%"),
+        ("800k", "2.8M", "20%"),
+        ("2.8M", "3.8M", "0%"),
+    ]
+
+
+def test_a_late_begin_is_a_hold(capsys):
+    rows = table(run(capsys, "schedule", "1 -> 0 polynomial(3) from 20%"), "phase")
+    assert rows == [
+        ["1", "0%", "20%", "1", "1", "holds", "20%"],
+        ["2", "20%", "100%", "1", "0", "polynomial(3)", "80%"],
+    ]
+
+
+def test_many_cycles_are_shortened(capsys):
+    rows = table(run(capsys, "schedule", "1 -> 0 repeat 50", "--total", "50k"), "phase")
+    assert len(rows) == 20
+    assert rows[-2:] == [["..."], ["50", "49k", "50k", "1", "0", "linear", "2%"]]
+
+
+def test_values_are_those_of_the_schedule(capsys):
+    texts = ["warmup 5%, 0.03 -> 0.001 cosine", "3e-4 -> 1e-5 exponential until 777k"]
+    output = run(capsys, "schedule", *texts, "--total", "1M", "--at", "123456", "90%+1k", "2M")
+    rows = table(output, "at")
+    assert [row[:2] for row in rows] == [
+        ["0", "0%"],
+        ["123456", "12.35%"],
+        ["250k", "25%"],
+        ["500k", "50%"],
+        ["750k", "75%"],
+        ["901k", "90.1%"],
+        ["1M", "100%"],
+        ["2M", "200%"],
+    ]
+    steps = [0, 123_456, 250_000, 500_000, 750_000, 901_000, 1_000_000, 2_000_000]
+    for column, text in enumerate(texts, 2):
+        expected = lehr.schedule(text, total_steps=1_000_000)
+        assert [float(row[column]) for row in rows] == pytest.approx([expected(step) for step in steps], rel=1e-8)
+
+
+def test_shares_alone_are_drawn_in_percent(capsys):
+    output = run(capsys, "schedule", "0.03 -> 0.001")
+    assert [row[0] for row in table(output, "at")] == ["0%", "25%", "50%", "75%", "100%"]
+    assert output.splitlines()[-1].split() == ["0%", "25%", "50%", "75%", "100%"]
+
+
+def test_steps_alone_are_drawn_to_their_own_end(capsys):
+    output = run(capsys, "schedule", "0.1 at 0, 0.05 at 1M, 0.01 at 8M", "--at", "3M")
+    assert [row[0] for row in table(output, "at")] == ["0", "2M", "3M", "4M", "6M", "8M"]
+    assert "Note" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (["1 -> 0 over 2M", "--total", "1M"], "ends at 2M, after the budget of 1M; its last value is 0.5."),
+        (["1 until 2M, 0", "--total", "1M"], "ends at 2M, after the budget of 1M; its last value is 1."),
+        (["1 -> 0.2 over 80%", "--total", "1M"], "ends at 800k, before the budget of 1M, and holds 0.2 from there."),
+        (["1 -> 0.2 over 80%"], "ends at 80%, before the end of the budget, and holds 0.2 from there."),
+    ],
+)
+def test_note_on_an_end_that_is_not_the_budget(capsys, words, note):
+    assert f"Note: it {note}" in run(capsys, "schedule", *words)
+
+
+@pytest.mark.parametrize("text", ["1 -> 0", "0.1", "1 until 20%, 0", "1 -> 0 repeat 7", "0.5 until 1M, 0"])
+def test_no_note_on_a_schedule_that_ends_well(capsys, text):
+    assert "Note" not in run(capsys, "schedule", text, "--total", "1M")
+
+
+def test_chart_overlays_the_texts_with_a_mark_each(capsys):
+    output = run(capsys, "schedule", "8 -> 0", "0", "--width", "30", "--height", "5", "--total", "1M")
+    lines = output.splitlines()
+    assert lines[-9:-7] == ["● 1  8 -> 0", "○ 2  0"]
+    assert lines[-7].strip().startswith("8 ┤●●●")
+    assert lines[-3].count("○") > 20
+
+
+def test_output_without_unicode():
+    command = [sys.executable, "-c", "import lehr.cli; raise SystemExit(lehr.cli.main())"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    drawn = subprocess.run(
+        [*command, "schedule", "1 → 0", "0.5"], env=environment, capture_output=True, check=True
+    ).stdout.decode("ascii")
+    assert "* 1  1 -> 0\n" in drawn
+    assert " 1 +***" in drawn
+    listed = subprocess.run([*command, "list", "coefficients"], env=environment, capture_output=True, check=True).stdout
+    assert "[0, inf)" in listed.decode("ascii")
+
+
+def test_a_terminal_gets_colours(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    output = run(capsys, "schedule", "1 -> 0", "0.5")
+    assert "\x1b[36m━\x1b[0m 1" in output
+    assert "\x1b[35m━\x1b[0m 2" in output
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "● 1" in re.sub(r"\x1b\[\d*m", "", run(capsys, "schedule", "1 -> 0", "0.5"))
+
+
+@pytest.mark.parametrize(("name", "opening"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
+    path = tmp_path / name
+    output = run(capsys, "schedule", "warmup 5%, 1 -> 0", "0.5", "--total", "1M", "--plot", str(path))
+    assert path.read_bytes().startswith(opening)
+    assert f"The picture is in {path}." in output
+    if name == "a.svg":
+        assert ">warmup 5%, 1 -&gt; 0<" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["0.03 -> 0.1 cosin"], "did you mean 'cosine'?"),
+        (["1 until 500k, 1 -> 0"], "give the budget: total_steps, or --total on the command line."),
+        (["1 -> 0 over 1M", "1 -> 0 over 10%"], "stand side by side in '1 -> 0 over 1M', '1 -> 0 over 10%'"),
+        (["auto(target_entropy=0.5)"], "reacts to metrics and not to the step, so there is no curve to draw."),
+        (["1 -> 0", "--total", "5%"], "--total is '5%'; give a number of env steps, for example 500k, 1M or 1e6."),
+        (["1 -> 0", "--total", "0"], "total_steps is 0; the budget must be finite and above 0."),
+        (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule counts in shares of the budget alone"),
+        (["1 -> 0 over 5k", "--at", "5%"], "--at is '5%', but the schedule counts in env steps alone"),
+        (["1 -> 0", "--at", "later"], "--at is 'later'; give env steps or a share of the budget"),
+        (["1 -> 0", "--plot", "a.jpg"], "'a.jpg'; the name must end in .png or .svg."),
+        (["1 -> 0", "--width", "0"], "A chart of 0 by 17 characters cannot be drawn"),
+        (["1 -> 0", "--width", "wide"], "argument --width: invalid int value: 'wide'; see 'lehr schedule --help'."),
+        (["1 -> 0", "--plto", "a.png"], "There is no option '--plto'; did you mean '--plot'?"),
+        (["1 -> 0", "--totl=1M"], "There is no option '--totl'; did you mean '--total'?"),
+        ([], "the following arguments are required: TEXT; see 'lehr schedule --help'."),
+    ],
+)
+def test_schedule_mistakes(capsys, words, message):
+    assert message in mistake(capsys, "schedule", *words)
+
+
+# lehr list ---------------------------------------------------------------------------------------------------------
+
+
+def test_list_coefficients(capsys):
+    rows = table(run(capsys, "list", "coefficients"), "name")
+    assert [row[0] for row in rows] == list(COEFFICIENTS)
+    assert rows[1] == [
+        "entropy_coef",
+        "ent_coef, entropy_cost, entropy_coeff",
+        "[0, ∞)",
+        "weight of the entropy bonus in the loss",
+    ]
+
+
+def test_list_alone_says_what_can_be_listed(capsys):
+    assert table(run(capsys, "list"), "command")[0][0] == "lehr list coefficients"
+
+
+def test_list_mistakes(capsys):
+    assert mistake(capsys, "list", "coeficients") == "There is no list of 'coeficients'; did you mean 'coefficients'?"
+    assert mistake(capsys, "list", "coefficients", "x") == "'x' is one argument too many; see 'lehr list --help'."
+
+
+# lehr --------------------------------------------------------------------------------------------------------------
+
+
+def test_alone_it_prints_its_help(capsys):
+    output = run(capsys)
+    assert all(command.summary in output for command in COMMANDS.values())
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"lehr {lehr.__version__}\n"
+
+
+def test_unknown_command_and_option(capsys):
+    assert mistake(capsys, "schedul", "0.1") == "There is no command 'schedul'; did you mean 'schedule'?"
+    assert mistake(capsys, "--versio") == "There is no option '--versio'; did you mean '--version'?"
+
+
+@pytest.mark.parametrize("words", [["--debug", "schedule", "x"], ["schedule", "x", "--debug"]])
+def test_debug_shows_the_traceback(capsys, words):
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback")
+    assert "InputError: In the schedule 'x', character 1" in error
+
+
+def test_a_failure_at_run_time_is_one_line_and_exit_code_1(capsys, tmp_path):
+    (tmp_path / "a.png").mkdir()
+    assert main(["schedule", "1 -> 0", "--plot", str(tmp_path / "a.png")]) == 1
+    assert re.fullmatch(r"lehr: IsADirectoryError: .*\n", capsys.readouterr().err)
+
+
+def test_the_installed_command_runs():
+    command = Path(sys.executable).with_name("lehr")
+    printed = subprocess.run([command, "list"], capture_output=True, check=True, text=True)
+    assert "lehr list coefficients" in printed.stdout
+
+
+# The pages ---------------------------------------------------------------------------------------------------------
+
+figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+COMMAND_LINES = [arguments for page in PAGES for arguments in figures["commands"](page)]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_of_the_pages(page):
+    found = blocks(page, "python")
+    assert found
+    assert all(block.startswith(">>> ") for block in found)
+    # What the reader of a PyTorch loop has already:
+    names = {"policy_loss": 0.0, "entropy": 1.0, "optimizer": SimpleNamespace(param_groups=[{"lr": 0.0}])}
+    test = doctest.DocTestParser().get_doctest("\n".join(found), names, page.name, str(page), 0)
+    report = io.StringIO()
+    failed, tried = doctest.DocTestRunner().run(test, out=report.write)
+    assert tried >= len(found)
+    assert not failed, report.getvalue()
+
+
+@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
+def test_commands_of_the_pages(capsys, tmp_path, arguments):
+    shown = arguments.copy()
+    if "--plot" in shown:
+        place = shown.index("--plot") + 1
+        kept = ROOT / shown[place]
+        shown[place] = str(tmp_path / kept.name)
+    run(capsys, *shown)
+    if "--plot" in shown:
+        written = Path(shown[place]).read_text(encoding="utf-8")
+        words = re.findall(r"<text[^>]*>([^<]+)", written)
+        assert words == re.findall(r"<text[^>]*>([^<]+)", kept.read_text(encoding="utf-8")), "run make figures"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_console_output_of_the_pages(page):
+    for block in blocks(page, "console"):
+        command, _, shown = block.partition("\n")
+        if shown:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                main(shlex.split(command)[2:])
+            assert printed.getvalue() == shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_the_pages(page):
+    text = page.read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    headings = [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles]
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in headings
+        elif not target.startswith("http"):
+            assert (page.parent / target).is_file()
+
+
+def test_every_picture_is_drawn_by_a_command_of_a_page():
+    drawn = {arguments[arguments.index("--plot") + 1] for arguments in COMMAND_LINES if "--plot" in arguments}
+    assert drawn == {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "img").iterdir()}
+
+
+def test_texts_of_the_pages_parse():
+    texts = [text for page in PAGES for text in re.findall(r"^\| `([^`]+)` \| [^|]+ \|$", page.read_text(), re.M)]
+    schedules = [text for text in texts if " " in text or text[0].isdigit()]
+    assert len(schedules) > 20
+    for text in schedules:
+        lehr.schedule(text, total_steps=10_000_000)
+
+
+def test_table_of_coefficients_in_the_page():
+    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+    for entry in COEFFICIENTS.values():
+        aliases = ", ".join(f"`{alias}`" for alias in entry.aliases)
+        assert f"\n| `{entry.name}` | {aliases} | {entry.range_text} | {entry.description} |\n" in page
