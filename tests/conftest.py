@@ -6,7 +6,15 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-hypothesis.settings.register_profile("lehr", deadline=None, max_examples=200, derandomize=True, print_blob=True)
+# Repeatable everywhere, and patient: a busy machine must not fail a test.
+hypothesis.settings.register_profile(
+    "lehr",
+    deadline=None,
+    max_examples=200,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("lehr")
 
 

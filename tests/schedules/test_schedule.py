@@ -175,6 +175,14 @@ def test_bounds_look_at_what_is_reached():
     assert parse("-1 -> 5 cosine").bounds() == (-1, 5)
 
 
+def test_binding_leaves_no_noise_in_positions():
+    for begin in range(0, 100, 5):
+        for end in range(begin + 5, 105, 5):
+            bound = parse(f"1 -> 0 from {begin}% until {end}%").bind(1_000_000)
+            assert bound(end * 10_000) == 0
+            assert "." not in str(bound).replace("M", "")
+
+
 def test_bind_again_changes_nothing():
     member = parse("0.03 -> 0.001 cosine").bind(100)
     assert member.bind(7) is member

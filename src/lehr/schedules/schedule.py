@@ -174,12 +174,12 @@ class Schedule:
         if self.is_bound:
             return self
         phases = self.phases
-        begins = [phase.begin.bound(total) for phase in phases]
+        begins = [_tidy(phase.begin.bound(total)) for phase in phases]
         bound = []
         for number, phase in enumerate(phases, 1):
-            begin, length = begins[number - 1], phase.length.bound(total)
+            begin, length = begins[number - 1], _tidy(phase.length.bound(total))
             if number < len(phases) and phase.stop == phases[number].begin:
-                length = begins[number] - begin  # phases that meet still meet, whatever the rounding
+                length = _tidy(begins[number] - begin)  # phases that meet still meet, whatever the rounding
             if length < 0 or (phase.needs_length and length == 0):
                 raise InputError(
                     f"Phase {number} of '{self}' would last {length:g} steps with a budget of {total:g}; give a larger "
@@ -289,6 +289,11 @@ class Schedule:
         return state
 
 
+def _tidy(steps: float) -> float:
+    """A position without the noise of its arithmetic: 13 digits count single steps beyond 10^12."""
+    return float(f"{steps:.13g}")
+
+
 def _curve(phase: Phase, done: Any, left: Any) -> Any:
     """The phase's curve in float64, kept between its start and end whatever the rounding."""
     value = CURVES[CODES[phase.shape]](np, done, left, phase.start, phase.end, phase.power)
@@ -308,7 +313,8 @@ def _last_value(phase: Phase, following: Phase | None) -> float:
     for unit in range(2):
         if room[1 - unit] == phase.length[1 - unit] == 0:  # both in steps, or both in shares
             done = room[unit] / phase.length[unit]
-            return _curve(phase, done, 1 - done) if done < 1 - 1e-12 else phase.end  # less is rounding, not a cut
+            left = (phase.length[unit] - room[unit]) / phase.length[unit]
+            return _curve(phase, done, left) if left > 1e-12 else phase.end  # less is rounding, not a cut
     raise InputError(
         f"Whether the phase from {phase.start:g} to {phase.end:g} is cut short depends on the budget; call "
         "bind(total_steps) before asking for bounds."

@@ -20,7 +20,7 @@ Spec = Any
 
 _KEYS = {"type": "shape", "kind": "shape", "value": "start", "exponent": "power", "from": "begin"}
 """Other names, and the names they stand for."""
-_OWN_KEYS = ("shape", "start", "end", "power", "warmup", "over", "until", "repeat")
+_OWN_KEYS = ("shape", "start", "end", "power", "warmup", "begin", "over", "until", "repeat")
 _MAPPING_KEYS = (*_OWN_KEYS, *_KEYS)
 
 

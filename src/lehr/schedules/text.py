@@ -223,6 +223,8 @@ class _Parser:
         extent = self.extent()
         if self.token.text == "," and shape == "constant" and not extent.keys() & {"over", "until"}:
             self.fail("the value before this comma needs 'over' or 'until', to say when the next phase begins")
+        if self.token.kind == "end" and extent.keys() >= {"over", "until"}:
+            self.fail("with 'over', 'until' says where the next phase begins, and none follows; remove one")
         try:
             laid, following = lay(Phase(begin, Position(), start, end, shape, power), **extent)
         except InputError as error:
