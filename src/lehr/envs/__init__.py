@@ -1,0 +1,41 @@
+"""Environments: the protocol, the built-in ones by name, and the wrappers around them."""
+
+from lehr.envs import classic, probes, swarm
+from lehr.envs.base import Environment
+from lehr.envs.check import check_env
+from lehr.envs.registry import make, names, register
+from lehr.envs.wrappers import (
+    ActionRepeat,
+    AutoReset,
+    Batch,
+    ClipAction,
+    EpisodeStatistics,
+    FlattenObservation,
+    FrameStack,
+    HideObservation,
+    RescaleAction,
+    TimeLimit,
+    Wrapper,
+)
+
+__all__ = [
+    "ActionRepeat",
+    "AutoReset",
+    "Batch",
+    "ClipAction",
+    "Environment",
+    "EpisodeStatistics",
+    "FlattenObservation",
+    "FrameStack",
+    "HideObservation",
+    "RescaleAction",
+    "TimeLimit",
+    "Wrapper",
+    "check_env",
+    "classic",
+    "make",
+    "names",
+    "probes",
+    "register",
+    "swarm",
+]

@@ -1,0 +1,223 @@
+"""`check_env`: does an environment keep to the protocol, and if not, what is wrong and what to do about it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lehr.envs.base import Environment
+from lehr.envs.wrappers import AutoReset
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from lehr.types import Key, PyTree, Timestep
+
+
+def check_env(env: Environment, seed: int = 0, num_envs: int = 4, num_steps: int = 200) -> list[str]:
+    """The problems found, one sentence each; an empty list means that every algorithm here can use the environment.
+
+    Looks at the attributes, then traces a reset and two steps, then runs `num_steps` random steps of `num_envs`
+    environments under `jit`, `vmap` and `scan`. Stops at the first of these stages with a problem, since the
+    later ones build on it.
+
+    >>> from lehr.envs import make
+    >>> check_env(make("CartPole-v1"))
+    []
+    """
+    return _attributes(env) or _structure(env) or _values(env, jax.random.key(seed), num_envs, num_steps)
+
+
+def _attributes(env: Environment) -> list[str]:
+    """Spaces, number of agents, methods, and whether the environment can be a static argument."""
+    problems = []
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, Space):
+            hint = "convert it with lehr.spaces.from_gymnasium" if "gymnasium" in type(space).__module__ else "set it"
+            problems.append(
+                f"{name} is {space!r}, but must be a Box, Discrete, MultiDiscrete or Dict of lehr.spaces: {hint}."
+            )
+    for name in ("num_agents", "env_steps_per_step", "truncation_gap"):
+        number = getattr(env, name, None)
+        if not isinstance(number, int) or number < 1:
+            problems.append(
+                f"{name} is {number!r}, but must be a whole number of at least 1: set it, or inherit 1 from "
+                "lehr.envs.Environment."
+            )
+    problems += [
+        f"The method {name} is missing: see lehr.envs.Environment for its arguments."
+        for name in ("reset", "step")
+        if not callable(getattr(env, name, None))
+    ]
+    try:
+        hash(env)
+    except TypeError as error:
+        problems.append(
+            f"The environment is not hashable ({error}), so jit cannot take it as a static argument: make it a "
+            "dataclass(frozen=True) with numbers, texts and tuples as fields."
+        )
+    return problems
+
+
+def _structure(env: Environment) -> list[str]:
+    """One reset and two steps, traced without computing anything: what is returned, with which shapes and dtypes."""
+    key, agents = jax.random.key(0), _agents(env)
+
+    def step(state: PyTree) -> Any:
+        return jax.eval_shape(lambda k, s: env.step(k, s, _sample_actions(env, k)), key, state)
+
+    try:
+        begun = jax.eval_shape(lambda k: env.reset(k), key)
+    except Exception as error:
+        return [_raised("reset(key)", error)]
+    if not isinstance(begun, tuple) or len(begun) != 2:
+        return [f"reset returned a {type(begun).__name__}, but must return the pair (state, observation)."]
+    state, obs = begun
+    if problems := _mismatch(env.observation_space, obs, agents, "The observation of reset"):
+        return problems
+
+    try:
+        stepped = step(state)
+    except Exception as error:
+        return [_raised("step(key, state, action)", error)]
+    if not isinstance(stepped, tuple) or len(stepped) != 2 or not isinstance(stepped[1], Timestep):
+        return [f"step returned a {type(stepped).__name__}, but must return the pair (state, lehr.types.Timestep)."]
+    next_state, timestep = stepped
+    problems = _mismatch(env.observation_space, timestep.obs, agents, "The observation of step")
+    for name, dtype in (("reward", "float32"), ("terminated", "bool"), ("truncated", "bool")):
+        problems += _wrong_array(getattr(timestep, name), agents, dtype, f"{name} of step")
+    if not isinstance(timestep.info, dict):
+        problems.append(f"info of step is a {type(timestep.info).__name__}, but must be a dict of arrays.")
+    problems += _change(state, next_state, "The state", "reset", "step")
+    return problems or _change(timestep, step(next_state)[1], "The timestep", "one step", "the next")
+
+
+def _values(env: Environment, key: Key, num_envs: int, num_steps: int) -> list[str]:
+    """Many steps under `jit`, `vmap` and `scan`: the numbers, and whether tracing anew gives the same ones."""
+    try:
+        program, again = (_rollout(env, key, num_envs, num_steps) for _ in range(2))
+        first = second = jax.tree.map(np.asarray, program.compile()(key))
+        if again.as_text() != program.as_text():
+            second = jax.tree.map(np.asarray, again.compile()(key))
+    except Exception as error:
+        return [_raised("A loop of steps under jit, vmap and scan", error)]
+    begun, steps = first
+    problems = _outside(env.observation_space, begun, "The observation of reset")
+    problems += _outside(env.observation_space, steps.info["final_obs"], "The observation of step")
+    if not np.all(np.isfinite(steps.reward)):
+        problems.append(
+            f"{np.sum(~np.isfinite(steps.reward))} of {steps.reward.size} rewards are not finite: return numbers."
+        )
+    done = steps.terminated | steps.truncated
+    if _agents(env) and np.any(done[:-1] & ~done[1:] & ~done[:-1].all(axis=-1, keepdims=True)):
+        problems.append(
+            "An agent was done and then was not, while others went on: keep its terminated or truncated set until all "
+            "agents are done."
+        )
+    same = jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), first, second)
+    if not all(jax.tree.leaves(same)):
+        problems.append(
+            "The environment gave different results for the same keys and actions: draw every random number from the "
+            "key, and keep all that changes in the state."
+        )
+    return problems
+
+
+def _rollout(env: Environment, key: Key, num_envs: int, num_steps: int) -> jax.stages.Lowered:
+    """The program, traced anew by every call, from a key to the first observations and the timesteps."""
+    resetting = env if isinstance(env, AutoReset) else AutoReset(env)
+
+    def step(state: PyTree, key: Key) -> tuple[PyTree, Timestep]:
+        action_key, step_key = jax.random.split(key)
+        return resetting.step(step_key, state, _sample_actions(env, action_key))
+
+    def episode(keys: Key) -> tuple[PyTree, Timestep]:
+        state, obs = resetting.reset(keys[0])
+        return obs, jax.lax.scan(step, state, keys[1:])[1]
+
+    rollout = jax.vmap(episode, out_axes=(0, 1))
+    return jax.jit(lambda key: rollout(jax.random.split(key, (num_envs, num_steps + 1)))).lower(key)
+
+
+def _agents(env: Environment) -> tuple[int, ...]:
+    """The leading axes that the agents add: none, or one."""
+    return () if env.num_agents == 1 else (env.num_agents,)
+
+
+def _sample_actions(env: Environment, key: Key) -> PyTree:
+    """A random action of each agent."""
+    if env.num_agents == 1:
+        return env.action_space.sample(key)
+    return jax.vmap(env.action_space.sample)(jax.random.split(key, env.num_agents))
+
+
+def _mismatch(space: Space, value: Any, lead: tuple[int, ...], what: str) -> list[str]:
+    """The ways in which the structure, shapes and dtypes of an observation are not those of its space."""
+    if not isinstance(space, Dict):
+        return _wrong_array(value, (*lead, *space.shape), str(space.dtype), what)
+    if not isinstance(value, Mapping) or set(value) != set(space.spaces):
+        found = f"the entries {sorted(value)}" if isinstance(value, Mapping) else "no entries"
+        return [f"{what} has {found}, but observation_space has {sorted(space.spaces)}: make them equal."]
+    parts = space.spaces.items()
+    return [p for name, inner in parts for p in _mismatch(inner, value[name], lead, f"{what}, entry {name!r},")]
+
+
+def _outside(space: Space, value: Any, what: str) -> list[str]:
+    """The first number of an observation that is not within its space; NaN never is."""
+    if isinstance(space, Dict):
+        parts = space.spaces.items()
+        return [p for name, inner in parts for p in _outside(inner, value[name], f"{what}, entry {name!r},")]
+    low, high = (np.broadcast_to(bound, value.shape) for bound in _bounds(space))
+    wrong = np.argwhere(~((value >= low) & (value <= high)))
+    if not len(wrong):
+        return []
+    place = tuple(wrong[0])
+    return [
+        f"{what} is outside of observation_space: it has {value[place]} where the bounds are {low[place]} and "
+        f"{high[place]}; widen the space or clip the observation."
+    ]
+
+
+def _bounds(space: Box | Discrete | MultiDiscrete) -> tuple[Any, Any]:
+    match space:
+        case Box():
+            return space.low, space.high
+        case Discrete():
+            return 0, space.n - 1
+        case MultiDiscrete():
+            return 0, np.array(space.nvec) - 1
+
+
+def _wrong_array(value: Any, shape: tuple[int, ...], dtype: str, what: str) -> list[str]:
+    """The problem with an array's shape or dtype, if any."""
+    wanted = f"{dtype}{list(shape)}"
+    signature = _signature(value)
+    if list(signature) != [""]:
+        return [f"{what} is a {type(value).__name__}, but must be one array {wanted}."]
+    if signature[""] != wanted:
+        return [f"{what} is {signature['']}, but must be {wanted}: convert it, with .astype or .reshape."]
+    return []
+
+
+def _signature(tree: PyTree) -> dict[str, str]:
+    """The path of every leaf, with its dtype and shape: `{".position": "float32[2]"}`."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
+def _change(before: PyTree, after: PyTree, what: str, first: str, second: str) -> list[str]:
+    """The first leaf whose presence, shape or dtype differs."""
+    old, new = _signature(before), _signature(after)
+    for path in [*old, *new]:
+        if old.get(path) != new.get(path):
+            found = f"{old.get(path, 'absent')} after {first} and {new.get(path, 'absent')} after {second}"
+            return [f"{what}{path} is {found}, but structure, shapes and dtypes must never change: make them equal."]
+    return []
+
+
+def _raised(what: str, error: Exception) -> str:
+    """An exception in one sentence, with what to do if the environment cannot be traced."""
+    first_line = (str(error).strip().splitlines() or [""])[0]
+    sentence = f"{what} raised {type(error).__name__}: {first_line}"
+    if isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)):
+        sentence += " Use jnp.where or jax.lax instead of if and while on array values, and jax.numpy instead of NumPy."
+    return sentence

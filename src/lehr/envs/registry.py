@@ -1,0 +1,107 @@
+"""Environments by name: `register` one, `make` one, list the `names`."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from lehr.envs.base import Environment
+from lehr.envs.wrappers import TimeLimit
+from lehr.errors import InputError
+
+Factory = TypeVar("Factory", bound=Callable[..., Environment])
+
+ADAPTER_PREFIXES = ("brax", "craftax", "envpool", "gym", "gymnax", "jaxdem", "playground")
+"""`PREFIX:NAME` names an environment of another ecosystem."""
+
+
+class _Entry(NamedTuple):
+    factory: Callable[..., Environment]
+    max_steps: int | None
+
+
+_registry: dict[str, _Entry] = {}
+
+
+def register(name: str, max_steps: int | None = None) -> Callable[[Factory], Factory]:
+    """Decorate a class, or a function that returns an environment, so that `make(name)` finds it.
+
+    `max_steps` is the task's standard time limit, which `make` applies; `None` for a task that always ends by itself.
+    """
+    if name in _registry:
+        raise InputError(f"An environment named {name!r} is registered already: choose another name.")
+
+    def add(factory: Factory) -> Factory:
+        _registry[name] = _Entry(factory, max_steps)
+        return factory
+
+    return add
+
+
+def names() -> list[str]:
+    """The registered names, sorted."""
+    return sorted(_registry)
+
+
+def make(env: str | Environment, **parameters: Any) -> Environment:
+    """An environment by its name, with its standard time limit applied.
+
+    `env` is a registered name (`"CartPole-v1"`), an import path `"module:Class"` of a class or function that returns an
+    environment, or an environment, which is returned as it is. The parameters go to the class or function.
+
+    >>> make("MountainCar-v0", force=0.002)
+    TimeLimit(env=MountainCar(force=0.002, goal_position=0.5), max_steps=200)
+    """
+    if not isinstance(env, str):
+        if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
+            raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
+        if parameters:
+            raise InputError(
+                f"The parameters {', '.join(parameters)} came with an environment that exists already: give them "
+                "to its class, or name the environment by a text."
+            )
+        return env
+    if env in _registry:
+        factory, max_steps = _registry[env]
+    else:
+        factory, max_steps = _import(env), None
+    made = _call(env, factory, parameters)
+    return made if max_steps is None else TimeLimit(made, max_steps)
+
+
+def _import(name: str) -> Callable[..., Environment]:
+    """The class or function that `module:attribute` names."""
+    module, colon, attribute = name.partition(":")
+    if module in ADAPTER_PREFIXES and colon:
+        raise InputError(
+            f"{name!r} asks for the {module} adapter, which this version does not have: choose one of "
+            f"{', '.join(names())}, or wrap the environment in a class of your own and give it as 'module:Class'."
+        )
+    if not colon:
+        known = {registered.lower(): registered for registered in sorted(_registry, key=len)}
+        near = [word for word in known if word.startswith(name.lower())]
+        near = near or difflib.get_close_matches(name.lower(), known, n=1)
+        meant = f" (did you mean {known[near[0]]!r}?)" if near else ""
+        raise InputError(
+            f"There is no environment named {name!r}{meant}: choose one of {', '.join(names())}, or give one of your "
+            "own as 'module:Class'."
+        )
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"The environment {name!r} could not be imported ({error}): give 'module:Class' with a module that "
+            "Python finds and a class or function in it."
+        ) from error
+
+
+def _call(name: str, factory: Callable[..., Environment], parameters: dict[str, Any]) -> Environment:
+    """The environment that the factory makes, or one sentence about the parameters it does not take."""
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**parameters)
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise InputError(f"{name} cannot be made like this ({error}); its parameters are: {known}.") from None
+    return factory(**parameters)

@@ -1,0 +1,401 @@
+"""Environments around environments: each a frozen dataclass, pure, with its own part of the state in a `NamedTuple`.
+
+`AutoReset` goes outermost, so that a reset also resets what the other wrappers remember; `Batch` goes around it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.envs.base import Environment
+from lehr.errors import InputError
+from lehr.spaces import Box, Dict, Space, flatten, flatten_space
+from lehr.types import Key, PyTree, Timestep
+
+
+@dataclass(frozen=True)
+class Wrapper(Environment):
+    """The abstract parent: the attributes are those of the environment inside unless a wrapper changes them."""
+
+    env: Environment
+
+    def __post_init__(self) -> None:
+        if isinstance(self.env, AutoReset):
+            raise InputError(
+                f"{type(self).__name__} is around AutoReset, which would not reset it: put AutoReset outermost."
+            )
+
+    @property
+    def observation_space(self) -> Space:
+        """The space of one agent's observation."""
+        return self.env.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """The space of one agent's action."""
+        return self.env.action_space
+
+    @property
+    def num_agents(self) -> int:
+        """How many agents act at every step."""
+        return self.env.num_agents
+
+    @property
+    def env_steps_per_step(self) -> int:
+        """How many steps of the task one call of `step` makes."""
+        return self.env.env_steps_per_step
+
+    @property
+    def truncation_gap(self) -> int:
+        """How many steps at least lie between two truncations."""
+        return self.env.truncation_gap
+
+    @property
+    def _agents(self) -> tuple[int, ...]:
+        """The shape of a reward: `()` for one agent, `(A,)` for several."""
+        return () if self.num_agents == 1 else (self.num_agents,)
+
+    def _per_agent(self, function: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
+        """Apply a function of one agent's value to the values of all."""
+        return (function if self.num_agents == 1 else jax.vmap(function))(value)
+
+
+def _check_count(wrapper: Wrapper, name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise InputError(f"{type(wrapper).__name__} needs {name} of at least 1, a whole number, but got {value!r}.")
+
+
+def _bounded_box(wrapper: Wrapper, space: Space) -> Box:
+    if not isinstance(space, Box) or not space.bounded:
+        raise InputError(
+            f"{type(wrapper).__name__} needs an action space that is a Box with finite bounds, not {space}."
+        )
+    return space
+
+
+class TimeLimitState(NamedTuple):
+    """`elapsed`, int32 `[]`, counts the steps of this episode."""
+
+    env_state: PyTree
+    elapsed: jax.Array
+
+
+@dataclass(frozen=True)
+class TimeLimit(Wrapper):
+    """Truncate an episode at its `max_steps`-th step; `terminated` stays as it is, so both may be set there."""
+
+    max_steps: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "max_steps", self.max_steps)
+
+    @property
+    def truncation_gap(self) -> int:
+        """The limit, unless the environment inside truncates more often."""
+        return min(self.max_steps, self.env.truncation_gap)
+
+    def reset(self, key: Key) -> tuple[TimeLimitState, PyTree]:
+        """Begin an episode with the count at 0."""
+        env_state, obs = self.env.reset(key)
+        return TimeLimitState(env_state, jnp.int32(0)), obs
+
+    def step(self, key: Key, state: TimeLimitState, action: PyTree) -> tuple[TimeLimitState, Timestep]:
+        """Act once and count; at the limit every agent is truncated."""
+        env_state, timestep = self.env.step(key, state.env_state, action)
+        elapsed = state.elapsed + 1
+        truncated = timestep.truncated | (elapsed >= self.max_steps)
+        return TimeLimitState(env_state, elapsed), timestep._replace(truncated=truncated)
+
+
+@dataclass(frozen=True)
+class AutoReset(Wrapper):
+    """Begin the next episode in the step that ends one, which is when all agents are terminated or truncated.
+
+    The timestep's reward and flags are those of the step; its `obs` is the one to act on next, that is the first of
+    the new episode after an end. `info["final_obs"]` is always the observation before any reset: the value of a
+    truncated episode is bootstrapped from it. The state is that of the environment inside.
+    """
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin the first episode."""
+        return self.env.reset(key)
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once; both outcomes are computed and one is selected, which under `vmap` is all that a branch can do."""
+        # Folding costs one hash per key that is used; a split would cost both, and most tasks step without a key.
+        step_key, reset_key = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
+        next_state, timestep = self.env.step(step_key, state, action)
+        done = jnp.all(timestep.terminated | timestep.truncated)
+        state, obs = jax.tree.map(
+            lambda fresh, old: jnp.where(done, fresh, old), self.env.reset(reset_key), (next_state, timestep.obs)
+        )
+        return state, timestep._replace(obs=obs, info={**timestep.info, "final_obs": timestep.obs})
+
+
+class EpisodeStatisticsState(NamedTuple):
+    """Sums over the episode so far, each `[]` or `[A]`; `ended` marks agents that were done before this step."""
+
+    env_state: PyTree
+    episode_return: jax.Array
+    episode_length: jax.Array
+    ended: jax.Array
+
+
+@dataclass(frozen=True)
+class EpisodeStatistics(Wrapper):
+    """Report the episode in `info`, each entry `[]`, or `[A]` with several agents.
+
+    `episode_return`, float32: the undiscounted sum of rewards so far, this step included.
+    `episode_length`, int32: the number of calls of `step` so far, this one included.
+    `episode_done`, bool: the agent's episode ends with this step, so the two are final. It is set once per episode:
+    an agent that is done before the others keeps its numbers and counts no further.
+    """
+
+    def reset(self, key: Key) -> tuple[EpisodeStatisticsState, PyTree]:
+        """Begin an episode with everything at 0."""
+        env_state, obs = self.env.reset(key)
+        shape = self._agents
+        zeros = jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool)
+        return EpisodeStatisticsState(env_state, *zeros), obs
+
+    def step(self, key: Key, state: EpisodeStatisticsState, action: PyTree) -> tuple[EpisodeStatisticsState, Timestep]:
+        """Act once and add up."""
+        env_state, timestep = self.env.step(key, state.env_state, action)
+        done = timestep.terminated | timestep.truncated
+        statistics = {
+            "episode_return": state.episode_return + jnp.where(state.ended, 0, timestep.reward),
+            "episode_length": state.episode_length + jnp.where(state.ended, 0, 1),
+            "episode_done": done & ~state.ended,
+        }
+        next_state = EpisodeStatisticsState(
+            env_state, statistics["episode_return"], statistics["episode_length"], state.ended | done
+        )
+        return next_state, timestep._replace(info={**timestep.info, **statistics})
+
+
+@dataclass(frozen=True)
+class ClipAction(Wrapper):
+    """Take any real action and clip it to the bounds of the environment's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _bounded_box(self, self.env.action_space)
+
+    @property
+    def action_space(self) -> Box:
+        """The unbounded box of the same shape."""
+        inner = _bounded_box(self, self.env.action_space)
+        return Box(-np.inf, np.inf, inner.shape, inner.dtype)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        return self.env.reset(key)
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once with the clipped action."""
+        inner = _bounded_box(self, self.env.action_space)
+        return self.env.step(key, state, self._per_agent(lambda a: jnp.clip(a, inner.low, inner.high), action))
+
+
+@dataclass(frozen=True)
+class RescaleAction(Wrapper):
+    """Take actions in `[low, high]` and map them linearly onto the bounds of the environment's.
+
+    An action outside is mapped outside: put `ClipAction` inside this wrapper to clip it.
+    """
+
+    low: float = -1.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _bounded_box(self, self.env.action_space)
+        if not -np.inf < self.low < self.high < np.inf:
+            raise InputError(f"RescaleAction needs finite low < high, but got {self.low} and {self.high}.")
+
+    @property
+    def action_space(self) -> Box:
+        """The box from `low` to `high` of the same shape."""
+        return Box(self.low, self.high, self.env.action_space.shape)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        return self.env.reset(key)
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once with the rescaled action."""
+        inner = _bounded_box(self, self.env.action_space)
+        slope = (inner.high - inner.low) / (self.high - self.low)
+        return self.env.step(key, state, self._per_agent(lambda a: inner.low + slope * (a - self.low), action))
+
+
+class FrameStackState(NamedTuple):
+    """`frames`: the last `k` observations, oldest first, each leaf `[k, ...]` or `[A, k, ...]`."""
+
+    env_state: PyTree
+    frames: PyTree
+
+
+@dataclass(frozen=True)
+class FrameStack(Wrapper):
+    """Observe the last `k` observations, oldest first, along a new first axis; the first one of an episode fills it."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "k", self.k)
+        self._stack(self.env.observation_space)
+
+    @property
+    def observation_space(self) -> Space:
+        """Each box of the environment's with `k` in front of its shape."""
+        return self._stack(self.env.observation_space)
+
+    def _stack(self, space: Space) -> Space:
+        match space:
+            case Box():
+                shape = (self.k, *space.shape)
+                low, high = np.broadcast_to(space.low, shape), np.broadcast_to(space.high, shape)
+                return Box(low, high, shape, space.dtype)
+            case Dict():
+                return Dict({name: self._stack(inner) for name, inner in space.spaces.items()})
+        raise InputError(f"FrameStack stacks a Box or a Dict of boxes, not {space}: put FlattenObservation inside it.")
+
+    def reset(self, key: Key) -> tuple[FrameStackState, PyTree]:
+        """Begin an episode with `k` copies of its first observation."""
+        env_state, obs = self.env.reset(key)
+        fill = jax.vmap(lambda obs: obs, in_axes=None, out_axes=0, axis_size=self.k)
+        frames = self._per_agent(fill, obs)
+        return FrameStackState(env_state, frames), frames
+
+    def step(self, key: Key, state: FrameStackState, action: PyTree) -> tuple[FrameStackState, Timestep]:
+        """Act once, drop the oldest observation and append the new one."""
+        env_state, timestep = self.env.step(key, state.env_state, action)
+
+        def push(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+            frames, obs = pair
+            return jnp.concatenate([frames[1:], obs[None]])
+
+        frames = jax.tree.map(lambda *pair: self._per_agent(push, pair), state.frames, timestep.obs)
+        return FrameStackState(env_state, frames), timestep._replace(obs=frames)
+
+
+@dataclass(frozen=True)
+class ActionRepeat(Wrapper):
+    """Make each action `k` times: rewards are summed, and the repeat stops where the episode ends."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_count(self, "k", self.k)
+
+    @property
+    def env_steps_per_step(self) -> int:
+        """`k` times that of the environment inside."""
+        return self.k * self.env.env_steps_per_step
+
+    @property
+    def truncation_gap(self) -> int:
+        """That of the environment inside, in steps of this one."""
+        return max(1, self.env.truncation_gap // self.k)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        return self.env.reset(key)
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act `k` times; observation, flags and info are those of the last step made."""
+        first_key, *other_keys = jax.random.split(key, self.k)
+        carry = self.env.step(first_key, state, action)
+        if not other_keys:
+            return carry
+
+        def repeat(carry: tuple[PyTree, Timestep], key: Key) -> tuple[tuple[PyTree, Timestep], None]:
+            state, before = carry
+            next_state, after = self.env.step(key, state, action)
+            after = after._replace(reward=before.reward + after.reward)
+            done = jnp.all(before.terminated | before.truncated)
+            return jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (next_state, after)), None
+
+        return jax.lax.scan(repeat, carry, jnp.stack(other_keys))[0]
+
+
+@dataclass(frozen=True)
+class FlattenObservation(Wrapper):
+    """Observe one float32 vector: boxes ravelled, integers one-hot, dicts concatenated in the order of their names."""
+
+    @property
+    def observation_space(self) -> Box:
+        """The box of one axis."""
+        return flatten_space(self.env.observation_space)
+
+    def reset(self, key: Key) -> tuple[PyTree, jax.Array]:
+        """Begin an episode."""
+        state, obs = self.env.reset(key)
+        return state, self._flatten(obs)
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once."""
+        state, timestep = self.env.step(key, state, action)
+        return state, timestep._replace(obs=self._flatten(timestep.obs))
+
+    def _flatten(self, obs: PyTree) -> jax.Array:
+        return self._per_agent(lambda one: flatten(self.env.observation_space, one), obs)
+
+
+@dataclass(frozen=True)
+class HideObservation(Wrapper):
+    """Observe only some entries of a vector: `(0, 2)` keeps the first and the third."""
+
+    indices_to_keep: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "indices_to_keep", tuple(self.indices_to_keep))
+        space = self.env.observation_space
+        if not isinstance(space, Box) or len(space.shape) != 1:
+            raise InputError(f"HideObservation needs a Box of one axis, not {space}: put FlattenObservation inside it.")
+        if not self.indices_to_keep or not all(0 <= i < space.shape[0] for i in self.indices_to_keep):
+            raise InputError(
+                f"HideObservation keeps entries 0 to {space.shape[0] - 1} of {space}, but got {self.indices_to_keep}."
+            )
+
+    @property
+    def observation_space(self) -> Box:
+        """The box of the entries that are kept."""
+        space, kept = self.env.observation_space, np.array(self.indices_to_keep)
+        assert isinstance(space, Box)
+        return Box(space.low[kept], space.high[kept], dtype=space.dtype)
+
+    def reset(self, key: Key) -> tuple[PyTree, jax.Array]:
+        """Begin an episode."""
+        state, obs = self.env.reset(key)
+        return state, obs[..., np.array(self.indices_to_keep)]
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once."""
+        state, timestep = self.env.step(key, state, action)
+        return state, timestep._replace(obs=timestep.obs[..., np.array(self.indices_to_keep)])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`N = num_envs` copies of an environment that step together; every array has a leading axis `N`."""
+
+    env: Environment
+    num_envs: int
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin an episode in each: `(states, observations)`."""
+        return jax.vmap(self.env.reset)(jax.random.split(key, self.num_envs))
+
+    def step(self, key: Key, states: PyTree, actions: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once in each: `(states, timestep)`, with `actions` `[N, ...]`."""
+        return jax.vmap(self.env.step)(jax.random.split(key, self.num_envs), states, actions)

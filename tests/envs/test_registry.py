@@ -1,0 +1,70 @@
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lehr.envs import TimeLimit, make, names, register
+from lehr.envs.classic import CartPole
+from lehr.errors import InputError
+from lehr.spaces import Dict
+
+BUILT_IN = ["Acrobot-v1", "CartPole-Hidden-v1", "CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
+
+
+def test_names_are_sorted_and_hold_the_built_ins():
+    assert names() == sorted(names())
+    assert set(BUILT_IN) | {"Pendulum-v1", "Swarm-v0", "Probe-Truncated-v0"} <= set(names())
+
+
+def test_make_applies_the_standard_time_limit_and_the_parameters():
+    assert make("CartPole-v1") == TimeLimit(CartPole(), 500)
+    assert make("CartPole-v1", gravity=1.6) == TimeLimit(CartPole(gravity=1.6), 500)
+
+
+def test_make_takes_objects_and_import_paths():
+    env = CartPole()
+    assert make(env) is env
+    assert make("lehr.envs.classic:CartPole", force=5.0) == CartPole(force=5.0)
+
+
+def test_register_adds_a_name(monkeypatch):
+    monkeypatch.setattr("lehr.envs.registry._registry", {})
+    assert register("Mine-v0", max_steps=7)(CartPole) is CartPole
+    assert names() == ["Mine-v0"]
+    assert make("Mine-v0") == TimeLimit(CartPole(), 7)
+    with pytest.raises(ValueError, match="'Mine-v0' is registered already"):
+        register("Mine-v0")
+
+
+@pytest.mark.parametrize(
+    ("env", "parameters", "sentence"),
+    [
+        ("cartpole-v1", {}, "no environment named 'cartpole-v1' .did you mean 'CartPole-v1'"),
+        ("Nothing", {}, "no environment named 'Nothing': choose one of Acrobot-v1, "),
+        ("CartPole", {}, "did you mean 'CartPole-v1'"),
+        ("MountainCarContinous-v0", {}, "did you mean 'MountainCarContinuous-v0'"),
+        ("gymnax:CartPole-v1", {}, "the gymnax adapter, which this version does not have: choose one of"),
+        ("no_such_module:Env", {}, "could not be imported"),
+        ("lehr.envs.classic:Cart", {}, "could not be imported"),
+        ("CartPole-v1", {"gravty": 1}, "'gravty'.*its parameters are: gravity, cart_mass"),
+        (CartPole(), {"gravity": 1}, "gravity came with an environment that exists already"),
+        (3, {}, "3 has not"),
+    ],
+)
+def test_errors_say_what_is_wrong(env, parameters, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make(env, **parameters)
+
+
+@pytest.mark.parametrize("name", names())
+def test_types_hold_under_double_precision_and_strict_rank_promotion(name):
+    env = make(name)
+    shape = () if env.num_agents == 1 else (env.num_agents,)
+    assert not isinstance(env.observation_space, Dict)
+    with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
+        state, obs = jax.eval_shape(env.reset, jax.random.key(0))
+        action = jnp.zeros((*shape, *env.action_space.shape), env.action_space.dtype)
+        next_state, timestep = jax.eval_shape(env.step, jax.random.key(0), state, action)
+    assert obs.dtype == timestep.obs.dtype == timestep.reward.dtype == jnp.float32
+    assert timestep.terminated.dtype == timestep.truncated.dtype == bool
+    assert timestep.reward.shape == timestep.terminated.shape == timestep.truncated.shape == shape
+    assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(lambda leaf: leaf.dtype, next_state)
