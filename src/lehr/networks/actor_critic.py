@@ -1,0 +1,231 @@
+"""The network of the on-policy algorithms: a policy and a value, built from two spaces and a `NetworkConfig`.
+
+>>> from lehr.spaces import Box, Discrete
+>>> network, params = actor_critic(Box(-1, 1, (4,)), Discrete(2), NetworkConfig(), jax.random.key(0))
+>>> carry, policy, value = network.step(params, network.initial_carry((8,)), jnp.ones((8, 4)), jnp.zeros(8, bool))
+>>> policy.logits.shape, value.shape
+((8, 2), (8,))
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lehr.distributions import Distribution
+from lehr.errors import InputError, closest
+from lehr.networks.build import Network, Params, build
+from lehr.networks.heads import CategoricalHead, NormalHead, linear
+from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry
+from lehr.networks.observations import View, make_view
+from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
+from lehr.networks.trunks import Carry, Separate, Shared, Torso, Twin
+from lehr.spaces import Box, Discrete, MultiDiscrete, Space
+from lehr.types import Key, PyTree
+
+MEMORIES: dict[str, type[LSTM] | type[GRU] | type[MinGRU]] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU}
+TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """The architecture of an actor and a critic."""
+
+    torso: str = "auto"
+    """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere."""
+    critic_torso: str | None = None
+    """The critic's torso where it is another: mlp beside a recurrent actor gives a critic without memory."""
+    shared: bool = False
+    """Whether actor and critic share one torso."""
+    hidden_sizes: tuple[int, ...] | None = None
+    """Dense layers. By default 64, 64; after convolutions one of 128 (small images) or 512; before a memory one of its
+    size. With a memory these layers, or the convolutions and these, encode its input; () leaves them out."""
+    recurrent_size: int = 128
+    """Size of the memory of lstm, gru and mingru."""
+    activation: str = "auto"
+    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere."""
+    layer_norm: bool = False
+    """Whether each dense layer is normalised before its activation."""
+    actor_obs: tuple[str, ...] | None = None
+    """The keys of a Dict observation that the actor sees; by default all."""
+    critic_obs: tuple[str, ...] | None = None
+    """The keys of a Dict observation that the critic sees; by default all."""
+    distribution: str = "normal"
+    """For actions in a Box: normal (to be clipped by the environment) or tanh_normal (squashed onto the Box)."""
+    state_dependent_std: bool = False
+    """Whether log σ is an output of the network instead of a parameter."""
+    initial_log_std: float = 0.0
+    """log σ at the start."""
+    dtype: str = "float32"
+    """Computation in float32 or bfloat16; parameters, carry, heads and outputs stay float32."""
+
+    def __post_init__(self) -> None:
+        for name in ("hidden_sizes", "actor_obs", "critic_obs"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        choices = {
+            "torso": TORSOS,
+            "critic_torso": (*TORSOS, None),
+            "activation": ("auto", *ACTIVATIONS),
+            "distribution": ("normal", "tanh_normal"),
+            "dtype": ("float32", "bfloat16"),
+        }
+        for name, known in choices.items():
+            given = getattr(self, name)
+            if given not in known:
+                raise InputError(f"{name} is {given!r}; {closest(str(given), filter(None, known))}")
+        if min((self.recurrent_size, *(self.hidden_sizes or ()))) < 1:
+            raise InputError(
+                f"hidden_sizes is {self.hidden_sizes} and recurrent_size is {self.recurrent_size}: every size must be "
+                "at least 1; give hidden_sizes=() for no dense layers."
+            )
+        if self.shared and (self.critic_torso not in (None, self.torso) or self.actor_obs != self.critic_obs):
+            raise InputError(
+                "shared=True gives actor and critic one torso, but critic_torso, actor_obs or critic_obs makes them "
+                "differ: remove these, or set shared=False."
+            )
+
+
+class ActorCritic(nnx.Module):
+    """A trunk that gives features to two heads, one for the policy and one for the value."""
+
+    def __init__(self, observation_space: Space, action_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> None:
+        self.trunk = _trunk(observation_space, config, rngs)
+        actor_features, critic_features = self.trunk.out_features
+        self.policy_head = _policy_head(actor_features, action_space, config, rngs)
+        self.value_head = linear(critic_features, 1, gain=1.0, rngs=rngs)
+
+    def act(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
+        """The policy alone."""
+        carry, features = self.trunk.actor(reset_carry(carry, reset), obs)
+        return carry, self.policy_head(features)
+
+    def value(self, carry: Carry, obs: PyTree) -> jax.Array:
+        """The value alone."""
+        return self.value_head(self.trunk.critic(carry, obs))[..., 0]
+
+    def step(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
+        """Policy and value."""
+        carry, actor, critic = self.trunk.step(reset_carry(carry, reset), obs)
+        return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+
+    def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
+        """Policy and value over `T` steps."""
+        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
+        return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+
+
+class ActorCriticNetwork(Network[ActorCritic]):
+    """What an algorithm holds: the methods of an `ActorCritic` as functions of its parameters.
+
+    Observations are batched, `[N, ...]`, or `[T, N, ...]` in `unroll`. `reset` is true where an observation is the
+    first of its episode: the memory is cleared before it is looked at. A feed-forward network takes any leading axes
+    everywhere, and looks neither at the carry nor at `reset`.
+    """
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether anything is remembered, by the actor or the critic."""
+        return self.module.trunk.is_recurrent
+
+    @property
+    def critic_is_recurrent(self) -> bool:
+        """Whether the value depends on the carry."""
+        return self.module.trunk.critic_is_recurrent
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
+        """Zeros, `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered."""
+        return self.module.trunk.initial_carry(batch_shape)
+
+    def act(self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
+        """The next carry and the policy `[N]`. The critic is not evaluated; a memory of its own stays as it is."""
+        return self.bind(params).act(carry, obs, reset)
+
+    def value(self, params: Params, carry: Carry, obs: PyTree) -> jax.Array:
+        """The value `[N]` of observations that follow the carry in their episode. The actor is not evaluated."""
+        return self.bind(params).value(carry, obs)
+
+    def step(
+        self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array]:
+        """The next carry, the policy `[N]` and the value `[N]`."""
+        return self.bind(params).step(carry, obs, reset)
+
+    def unroll(
+        self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array]:
+        """The last carry, the policy `[T, N]` and the value `[T, N]`, from the carry before the first step."""
+        return self.bind(params).unroll(carry, obs, reset)
+
+
+def actor_critic(
+    observation_space: Space, action_space: Space, config: NetworkConfig, key: Key
+) -> tuple[ActorCriticNetwork, Params]:
+    """Build the network for an environment's spaces."""
+    network, params = build(_maker(observation_space, action_space, config), key)
+    return ActorCriticNetwork(network.graphdef, network.module), params
+
+
+@functools.cache
+def _maker(observation_space: Space, action_space: Space, config: NetworkConfig) -> Callable[[nnx.Rngs], ActorCritic]:
+    """One function for equal arguments, so that `build` compiles once for them."""
+    return lambda rngs: ActorCritic(observation_space, action_space, config, rngs)
+
+
+def _trunk(space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Shared | Separate | Twin:
+    """One torso where it is shared; where both are MLPs on the same vector, both evaluated together."""
+    actor = _torso(space, config.actor_obs, config.torso, config, rngs)
+    if config.shared:
+        return Shared(actor)
+    critic = _torso(space, config.critic_obs, config.critic_torso or config.torso, config, rngs)
+    feed_forward = not actor.is_recurrent and not critic.is_recurrent
+    if feed_forward and actor.view == critic.view and actor.view.image is None and config.hidden_sizes != ():
+        return Twin(actor, critic)
+    return Separate(actor, critic)
+
+
+def _torso(space: Space, keys: tuple[str, ...] | None, kind: str, config: NetworkConfig, rngs: nnx.Rngs) -> Torso:
+    """An encoder for the selected part of an observation, and a memory if the kind has one."""
+    view = make_view(space, keys, kind)
+    memory_type = MEMORIES.get(kind)
+    activation, dtype = config.activation, jnp.dtype(config.dtype)
+    if activation == "auto":
+        activation = "tanh" if view.image is None else "relu"
+    hidden_sizes = config.hidden_sizes
+    if hidden_sizes is None:
+        hidden_sizes = (config.recurrent_size,) if memory_type else _default_hidden_sizes(view)
+    options: dict[str, Any] = {"activation": activation, "layer_norm": config.layer_norm, "dtype": dtype, "rngs": rngs}
+    encoder: MLP | CNN
+    if view.image is None:
+        encoder = MLP(view.vector_size, hidden_sizes, **options)
+    else:
+        encoder = CNN(view.image[1].shape, hidden_sizes, vector_size=view.vector_size, **options)
+    if memory_type is None:
+        return Torso(view, encoder)
+    return Torso(view, encoder, memory_type(encoder.out_features, config.recurrent_size, dtype=dtype, rngs=rngs))
+
+
+def _default_hidden_sizes(view: View) -> tuple[int, ...]:
+    if view.image is None:
+        return (64, 64)
+    return (128,) if is_small(view.image[1].shape) else (512,)
+
+
+def _policy_head(in_features: int, space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> CategoricalHead | NormalHead:
+    match space:
+        case Discrete() | MultiDiscrete():
+            return CategoricalHead(in_features, space, rngs)
+        case Box():
+            return NormalHead(
+                in_features,
+                space,
+                squash=config.distribution == "tanh_normal",
+                state_dependent_std=config.state_dependent_std,
+                initial_log_std=config.initial_log_std,
+                rngs=rngs,
+            )
+    raise InputError(f"Actions are in {space}, but a policy needs a Discrete, MultiDiscrete or Box: convert the space.")

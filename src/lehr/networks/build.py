@@ -1,0 +1,111 @@
+"""The only glue to `flax.nnx`: modules are written with it, and carried as a plain dict of arrays.
+
+>>> network, params = build(lambda rngs: nnx.Linear(3, 2, rngs=rngs), jax.random.key(0))
+>>> jax.tree.map(jnp.shape, params)
+{'bias': (2,), 'kernel': (3, 2)}
+>>> network.apply(params, "__call__", jnp.ones(3)).shape
+(2,)
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lehr.errors import InputError
+from lehr.types import Key
+
+Params: TypeAlias = dict[str, Any]
+"""A nested dict of arrays, with text keys."""
+
+ModuleType = TypeVar("ModuleType", bound=nnx.Module)
+
+
+@dataclass(frozen=True)
+class Network(Generic[ModuleType]):
+    """A module without its parameters: a static, hashable value, equal for equal architectures."""
+
+    graphdef: nnx.GraphDef
+    module: ModuleType = field(compare=False, repr=False)
+    """The module with shapes in place of parameters, for what does not depend on them."""
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Kept, since a static argument is hashed at every call and a graphdef is large."""
+        return hash(self.graphdef)
+
+    def bind(self, params: Params) -> ModuleType:
+        """The module with these parameters, for use inside one traced function."""
+        return nnx.merge(self.graphdef, nnx.restore_int_paths(params))
+
+    def apply(self, params: Params, method: str, *args: Any) -> Any:
+        """Call a method of the module with these parameters."""
+        return getattr(self.bind(params), method)(*args)
+
+
+def build(make: Callable[[nnx.Rngs], ModuleType], key: Key) -> tuple[Network[ModuleType], Params]:
+    """Make a module, and part it into a static network and its parameters.
+
+    The module may hold parameters only: a carry, random numbers and statistics are arguments of its methods. The
+    initialisation is compiled, once for each `make`; it may itself be part of a traced function.
+    """
+    graphdef, params = _initialise(make, key)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    return Network(graphdef, nnx.merge(graphdef, nnx.restore_int_paths(shapes))), params
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _initialise(make: Callable[[nnx.Rngs], nnx.Module], key: Key) -> tuple[nnx.GraphDef, Params]:
+    graphdef, state, *others = nnx.split(make(nnx.Rngs(key)), nnx.Param, ...)
+    if any(others):
+        raise InputError(
+            f"The module holds state that is not nnx.Param under {sorted(map(str, others[0]))}: a network carries "
+            "parameters only, so pass everything else to its methods as arguments."
+        )
+    return graphdef, _text_keys(nnx.to_pure_dict(state))
+
+
+def _text_keys(tree: dict[Any, Any]) -> Params:
+    """The same nested dict with text keys: nnx numbers the members of a list."""
+    return {str(key): _text_keys(value) if isinstance(value, dict) else value for key, value in tree.items()}
+
+
+class Stacked(nnx.Module):
+    """Modules of one structure held as one: every parameter is stacked on a leading axis.
+
+    On a GPU a small network is limited by the number of its kernels, not by their size. Two MLPs on one input take
+    half the kernels when evaluated together: their first layers are one matrix product, each later pair one batched
+    product. Past `together_rows` inputs memory traffic is the limit, and one after the other is faster. (Gradient of
+    two 64 × 64 MLPs on one H200, together against apart: 0.051 and 0.063 ms for 1,024 inputs, 0.145 and 0.158 for
+    32,768, but 1.72 and 1.52 for 524,288.)
+    """
+
+    together_rows: ClassVar[int] = 131_072
+
+    def __init__(self, *modules: nnx.Module) -> None:
+        graphdef = nnx.graphdef(modules[0])
+        states = [nnx.to_pure_dict(nnx.state(module)) for module in modules]
+        self.count = len(modules)
+        self.stack = nnx.merge(graphdef, jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """The results of all modules on the same input `[..., F]`."""
+        if math.prod(x.shape[:-1]) > self.together_rows:
+            return tuple(self.only(index, x) for index in range(self.count))
+        graphdef, state = nnx.split(self.stack)
+        # The input is repeated, small as it is, so that all products have the modules' axis in front: no transposes.
+        repeated = jnp.broadcast_to(x, (self.count, *x.shape))
+        return tuple(jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(nnx.to_pure_dict(state), repeated))
+
+    def only(self, index: int, x: jax.Array) -> jax.Array:
+        """The result of one module."""
+        graphdef, state = nnx.split(self.stack)
+        return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[index], nnx.to_pure_dict(state)))(x)

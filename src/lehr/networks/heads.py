@@ -1,0 +1,74 @@
+"""From features to a distribution over actions. Heads compute in float32, whatever came before."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lehr.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
+from lehr.errors import InputError
+from lehr.spaces import Box, Discrete, MultiDiscrete
+
+LOG_STD_RANGE = (-10.0, 2.0)
+"""Where a log σ that depends on the state is held: an observation never seen before must not blow up the policy."""
+
+
+class CategoricalHead(nnx.Module):
+    """Logits for `Discrete` and `MultiDiscrete` actions."""
+
+    def __init__(self, in_features: int, space: Discrete | MultiDiscrete, rngs: nnx.Rngs) -> None:
+        self.nvec = space.nvec if isinstance(space, MultiDiscrete) else None
+        out_features = space.n if isinstance(space, Discrete) else sum(space.nvec)
+        self.logits = linear(in_features, out_features, gain=0.01, rngs=rngs)
+
+    def __call__(self, features: jax.Array) -> Distribution:
+        """Features `[..., F]` to a distribution with batch axes `[...]`."""
+        logits = self.logits(features)
+        return Categorical(logits) if self.nvec is None else MultiCategorical(logits, self.nvec)
+
+
+class NormalHead(nnx.Module):
+    """Mean and log σ for actions in a `Box` of one axis; log σ is a parameter, or a function of the state."""
+
+    def __init__(
+        self,
+        in_features: int,
+        space: Box,
+        *,
+        squash: bool,
+        state_dependent_std: bool,
+        initial_log_std: float,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if len(space.shape) != 1:
+            raise InputError(
+                f"Actions have shape {space.shape}, but a policy needs one axis: flatten the action space."
+            )
+        if squash and not space.bounded:
+            raise InputError(
+                f"'tanh_normal' squashes actions onto a bounded Box, but this one is {space}: use 'normal'."
+            )
+        (size,) = space.shape
+        self.bounds = (tuple(space.low.tolist()), tuple(space.high.tolist())) if squash else None
+        self.state_dependent_std = state_dependent_std
+        self.initial_log_std = initial_log_std
+        if state_dependent_std:
+            self.mean_and_log_std = linear(in_features, 2 * size, gain=0.01, rngs=rngs)
+        else:
+            self.mean = linear(in_features, size, gain=0.01, rngs=rngs)
+            self.log_std = nnx.Param(jnp.full(size, initial_log_std))
+
+    def __call__(self, features: jax.Array) -> Distribution:
+        """Features `[..., F]` to a distribution with batch axes `[...]`."""
+        if self.state_dependent_std:
+            mean, change = jnp.split(self.mean_and_log_std(features), 2, -1)
+            log_std = jnp.clip(self.initial_log_std + change, *LOG_STD_RANGE)
+        else:
+            mean = self.mean(features)
+            log_std = jnp.broadcast_to(self.log_std[...], mean.shape)
+        return Normal(mean, log_std) if self.bounds is None else TanhNormal(mean, log_std, *self.bounds)
+
+
+def linear(in_features: int, out_features: int, *, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
+    """A layer without activation that starts orthogonal."""
+    init = nnx.initializers.orthogonal(gain)
+    return nnx.Linear(in_features, out_features, kernel_init=init, dtype=jnp.float32, rngs=rngs)

@@ -1,0 +1,96 @@
+"""What a network sees of an observation: some keys of a `Dict`, as one vector and at most one image."""
+
+import functools
+import operator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from lehr.errors import InputError, closest
+from lehr.networks.torsos import to_float
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatten_space
+from lehr.types import PyTree
+
+Leaf: TypeAlias = tuple[tuple[str, ...], Box | Discrete | MultiDiscrete]
+"""A path into nested dicts, and the space found there."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The leaves of an observation that one network sees: a static value, without arrays."""
+
+    flat: tuple[Leaf, ...]
+    """Flattened and joined to one vector; integers become one-hot."""
+    image: Leaf | None
+    """Left in its shape, for convolutions."""
+
+    @property
+    def vector_size(self) -> int:
+        """The length of the vector; 0 when there is none."""
+        return sum(flatten_space(space).shape[0] for _, space in self.flat)
+
+    def inputs(self, obs: PyTree) -> tuple[jax.Array, ...]:
+        """The image `[..., height, width, channels]`, if any, then the vector `[..., vector_size]`, if any."""
+        image = [] if self.image is None else [_at(obs, self.image[0])]
+        parts = [_flatten(space, _at(obs, path)) for path, space in self.flat]
+        vector = [jnp.concatenate(parts, -1)] if len(parts) > 1 else parts
+        return (*image, *vector)
+
+
+def make_view(space: Space, keys: tuple[str, ...] | None, torso: str) -> View:
+    """Select `keys` of an observation space (`None`: all), and part the image from the rest where the torso wants one.
+
+    The torso "cnn" needs exactly one image, that is a `Box` of three axes; "mlp" flattens every image; any other torso
+    takes the image if there is exactly one.
+    """
+    leaves = _leaves(_select(space, keys))
+    if not leaves:
+        raise InputError(
+            "actor_obs or critic_obs is empty, but a network must see something: name a key, or leave it out."
+        )
+    images = [leaf for leaf in leaves if isinstance(leaf[1], Box) and len(leaf[1].shape) == 3]
+    if torso == "cnn" and len(images) != 1:
+        raise InputError(
+            f"The torso 'cnn' needs exactly one image (a Box of three axes), but it sees {len(images)} in {space}: "
+            "use the torso 'mlp', or select one image with actor_obs and critic_obs."
+        )
+    image = images[0] if len(images) == 1 and torso != "mlp" else None
+    return View(tuple(leaf for leaf in leaves if leaf is not image), image)
+
+
+def _select(space: Space, keys: tuple[str, ...] | None) -> Space:
+    if keys is None:
+        return space
+    if not isinstance(space, Dict):
+        raise InputError(
+            f"actor_obs and critic_obs name keys of a Dict observation, but this one is {space}: remove them."
+        )
+    for key in keys:
+        if key not in space.spaces:
+            raise InputError(
+                f"The observation has no key {key!r}, which actor_obs or critic_obs names; {closest(key, space.spaces)}"
+            )
+    return Dict({key: space.spaces[key] for key in keys})
+
+
+def _leaves(space: Space, path: tuple[str, ...] = ()) -> list[Leaf]:
+    if isinstance(space, Dict):
+        return [leaf for key, inner in space.spaces.items() for leaf in _leaves(inner, (*path, key))]
+    return [(path, space)]
+
+
+def _at(obs: PyTree, path: tuple[str, ...]) -> jax.Array:
+    return functools.reduce(operator.getitem, path, obs)
+
+
+def _flatten(space: Box | Discrete | MultiDiscrete, x: jax.Array) -> jax.Array:
+    """A batch `[..., *space.shape]` as vectors `[..., size]` in float32; bytes are brought to [0, 1]."""
+    match space:
+        case Box():
+            return to_float(x).reshape(*x.shape[: x.ndim - len(space.shape)], flatten_space(space).shape[0])
+        case Discrete():
+            return jax.nn.one_hot(x, space.n)
+        case MultiDiscrete():
+            return jnp.concatenate([jax.nn.one_hot(x[..., i], n) for i, n in enumerate(space.nvec)], -1)

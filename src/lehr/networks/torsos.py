@@ -1,0 +1,141 @@
+"""Feed-forward torsos: from an observation to features, over any leading axes `...`.
+
+Weights start orthogonal with gain √2 and biases at zero. Parameters are float32; `dtype` is that of the computation.
+"""
+
+import itertools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from lehr.errors import InputError
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "elu": jax.nn.elu,
+}
+
+SMALL_IMAGE = ((16, 3, 1),)
+"""Convolutions `(filters, width, stride)` for images below 36 pixels, such as MinAtar's 10 × 10."""
+
+LARGE_IMAGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Convolutions for images of Atari's size, from 36 pixels on."""
+
+HIDDEN_INIT = nnx.initializers.orthogonal(2**0.5)
+
+
+class MLP(nnx.Module):
+    """Dense layers, `y = activation(x W + b)` one after the other, with a layer norm inside if asked for.
+
+    Without hidden sizes it is the identity.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_sizes: tuple[int, ...],
+        *,
+        activation: str = "tanh",
+        layer_norm: bool = False,
+        dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        sizes = (in_features, *hidden_sizes)
+        self.activation = activation
+        self.out_features = sizes[-1]
+        self.layers = nnx.List(
+            nnx.Linear(n_in, n_out, kernel_init=HIDDEN_INIT, dtype=dtype, rngs=rngs)
+            for n_in, n_out in itertools.pairwise(sizes)
+        )
+        norms = hidden_sizes if layer_norm else ()
+        self.norms = nnx.List(nnx.LayerNorm(size, dtype=dtype, rngs=rngs) for size in norms)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """`[..., in_features]` to `[..., out_features]`."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x)
+            if self.norms:
+                x = self.norms[index](x)
+            x = ACTIVATIONS[self.activation](x)
+        return x
+
+
+class CNN(nnx.Module):
+    """Convolutions over an image, then dense layers over the result and, if there is one, a vector beside it.
+
+    Images are `[..., height, width, channels]`. Bytes are brought to [0, 1] here and no earlier, so that they are
+    stored as bytes; other images are taken as they are.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, ...],
+        hidden_sizes: tuple[int, ...],
+        *,
+        vector_size: int = 0,
+        convolutions: tuple[tuple[int, int, int], ...] | None = None,
+        activation: str = "relu",
+        layer_norm: bool = False,
+        dtype: jnp.dtype = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> None:
+        height, width, channels = image_shape
+        if convolutions is None:
+            convolutions = SMALL_IMAGE if is_small(image_shape) else LARGE_IMAGE
+        self.activation = activation
+        self.dtype = dtype
+        self.convolutions: nnx.List[nnx.Conv] = nnx.List()
+        for filters, size, stride in convolutions:
+            if min(height, width) < size:
+                raise InputError(
+                    f"An image of {image_shape[0]} × {image_shape[1]} is too small for the convolutions "
+                    f"{convolutions}: give larger images, or use the torso 'mlp'."
+                )
+            self.convolutions.append(
+                nnx.Conv(
+                    channels,
+                    filters,
+                    (size, size),
+                    strides=(stride, stride),
+                    padding="VALID",
+                    kernel_init=HIDDEN_INIT,
+                    dtype=dtype,
+                    rngs=rngs,
+                )
+            )
+            height, width, channels = (height - size) // stride + 1, (width - size) // stride + 1, filters
+        self.dense = MLP(
+            height * width * channels + vector_size,
+            hidden_sizes,
+            activation=activation,
+            layer_norm=layer_norm,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.out_features = self.dense.out_features
+
+    def __call__(self, image: jax.Array, vector: jax.Array | None = None) -> jax.Array:
+        """Image `[..., H, W, C]` and vector `[..., vector_size]` to `[..., out_features]`."""
+        batch_shape = image.shape[:-3]
+        x = to_float(image, self.dtype).reshape(-1, *image.shape[-3:])
+        for convolution in self.convolutions:
+            x = ACTIVATIONS[self.activation](convolution(x))
+        x = x.reshape(*batch_shape, -1)
+        if vector is not None:
+            x = jnp.concatenate([x, vector.astype(x.dtype)], -1)
+        return self.dense(x)
+
+
+def is_small(image_shape: tuple[int, ...]) -> bool:
+    """Whether an image is too small for the convolutions of `LARGE_IMAGE`."""
+    return min(image_shape[:2]) < 36
+
+
+def to_float(x: jax.Array, dtype: jnp.dtype = jnp.float32) -> jax.Array:
+    """Numbers as floats; bytes, which are pixels, are divided by 255."""
+    return x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x.astype(dtype)

@@ -1,0 +1,159 @@
+"""How actor and critic come by their features: with one torso, with one each, or with two evaluated together.
+
+All three share one protocol. A carry is `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered:
+
+- `initial_carry(batch_shape)`: zeros;
+- `actor(carry, obs)`: the next carry and the actor's features, the critic left out;
+- `critic(carry, obs)`: the critic's features alone;
+- `step(carry, obs)`: the next carry and the features of both;
+- `unroll(carry, obs, reset)`: the same for `[T, N]`, see `lehr.networks.memory`;
+- `is_recurrent`, `critic_is_recurrent`: whether either, or the critic, remembers; `out_features`: sizes for both.
+"""
+
+from typing import Any, TypeAlias
+
+import jax
+from flax import nnx
+
+from lehr.networks.build import Stacked
+from lehr.networks.memory import GRU, LSTM, MinGRU
+from lehr.networks.observations import View
+from lehr.networks.torsos import CNN, MLP
+from lehr.types import PyTree
+
+Carry: TypeAlias = dict[str, Any]
+"""`{"actor": ..., "critic": ...}`."""
+
+
+class Torso(nnx.Module):
+    """From what it sees of an observation to features: an encoder, and where there is one, a memory after it."""
+
+    def __init__(self, view: View, encoder: MLP | CNN, memory: LSTM | GRU | MinGRU | None = None) -> None:
+        self.view = view
+        self.encoder = encoder
+        self.memory = memory
+        self.is_recurrent = memory is not None
+        self.out_features = encoder.out_features if memory is None else memory.out_features
+
+    def encode(self, obs: PyTree) -> jax.Array:
+        """Features of single observations, `[..., F]`."""
+        return self.encoder(*self.view.inputs(obs))
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
+        """Zeros, or `()` without memory."""
+        return () if self.memory is None else self.memory.initial_carry(batch_shape)
+
+    def step(self, carry: PyTree, obs: PyTree) -> tuple[PyTree, jax.Array]:
+        """One step: the next carry and features `[N, F]`."""
+        x = self.encode(obs)
+        return (carry, x) if self.memory is None else self.memory.step(carry, x)
+
+    def unroll(self, carry: PyTree, obs: PyTree, reset: jax.Array) -> tuple[PyTree, jax.Array]:
+        """`T` steps: the last carry and features `[T, N, F]`."""
+        x = self.encode(obs)
+        return (carry, x) if self.memory is None else self.memory.unroll(carry, x, reset)
+
+
+class Shared(nnx.Module):
+    """One torso for both; its memory is the actor's part of the carry."""
+
+    def __init__(self, torso: Torso) -> None:
+        self.torso = torso
+        self.out_features = torso.out_features, torso.out_features
+        self.is_recurrent = self.critic_is_recurrent = torso.is_recurrent
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
+        """Zeros."""
+        return {"actor": self.torso.initial_carry(batch_shape), "critic": ()}
+
+    def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
+        """The actor's features."""
+        memory, features = self.torso.step(carry["actor"], obs)
+        return {"actor": memory, "critic": ()}, features
+
+    def critic(self, carry: Carry, obs: PyTree) -> jax.Array:
+        """The critic's features."""
+        return self.torso.step(carry["actor"], obs)[1]
+
+    def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
+        """The features of both, which are the same."""
+        carry, features = self.actor(carry, obs)
+        return carry, features, features
+
+    def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
+        """The features of both over `T` steps."""
+        memory, features = self.torso.unroll(carry["actor"], obs, reset)
+        return {"actor": memory, "critic": ()}, features, features
+
+
+class Separate(nnx.Module):
+    """A torso each, of any kind."""
+
+    def __init__(self, actor: Torso, critic: Torso) -> None:
+        self.actor_torso = actor
+        self.critic_torso = critic
+        self.out_features = actor.out_features, critic.out_features
+        self.is_recurrent = actor.is_recurrent or critic.is_recurrent
+        self.critic_is_recurrent = critic.is_recurrent
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
+        """Zeros."""
+        return {
+            "actor": self.actor_torso.initial_carry(batch_shape),
+            "critic": self.critic_torso.initial_carry(batch_shape),
+        }
+
+    def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
+        """The actor's features; the critic's memory stays where it was."""
+        memory, features = self.actor_torso.step(carry["actor"], obs)
+        return {"actor": memory, "critic": carry["critic"]}, features
+
+    def critic(self, carry: Carry, obs: PyTree) -> jax.Array:
+        """The critic's features."""
+        return self.critic_torso.step(carry["critic"], obs)[1]
+
+    def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
+        """The features of both."""
+        actor_memory, actor = self.actor_torso.step(carry["actor"], obs)
+        critic_memory, critic = self.critic_torso.step(carry["critic"], obs)
+        return {"actor": actor_memory, "critic": critic_memory}, actor, critic
+
+    def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
+        """The features of both over `T` steps."""
+        actor_memory, actor = self.actor_torso.unroll(carry["actor"], obs, reset)
+        critic_memory, critic = self.critic_torso.unroll(carry["critic"], obs, reset)
+        return {"actor": actor_memory, "critic": critic_memory}, actor, critic
+
+
+class Twin(nnx.Module):
+    """Separate MLPs of equal sizes on the same vector, evaluated together: see `Stacked` for the reason.
+
+    Slice 0 of every parameter is the actor's, slice 1 the critic's.
+    """
+
+    def __init__(self, actor: Torso, critic: Torso) -> None:
+        self.view = actor.view
+        self.mlps = Stacked(actor.encoder, critic.encoder)
+        self.out_features = actor.out_features, critic.out_features
+        self.is_recurrent = self.critic_is_recurrent = False
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
+        """Nothing is remembered."""
+        return {"actor": (), "critic": ()}
+
+    def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
+        """The actor's features."""
+        return carry, self.mlps.only(0, *self.view.inputs(obs))
+
+    def critic(self, carry: Carry, obs: PyTree) -> jax.Array:
+        """The critic's features."""
+        return self.mlps.only(1, *self.view.inputs(obs))
+
+    def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
+        """The features of both."""
+        actor, critic = self.mlps(*self.view.inputs(obs))
+        return carry, actor, critic
+
+    def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
+        """The features of both."""
+        return self.step(carry, obs)
