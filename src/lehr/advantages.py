@@ -1,0 +1,218 @@
+"""Advantage and return estimators: arrays `[T, N]` in, arrays `[T, N]` out.
+
+Every estimator is one reverse linear recurrence over time, solved by `linear_recurrence`. Their arguments:
+
+- `rewards[t]`, what followed the action of step t;
+- `values[t]`, V(s_t);
+- `next_values[t]`, V of the observation that really followed step t: where an episode ended, its final
+  observation and never the reset one;
+- `terminated[t]`, the episode ended in a state worth nothing, so nothing is bootstrapped;
+- `done[t]`, terminated or truncated: the next row belongs to another episode, so the recurrence stops;
+- `log_ratios[t]`, log π(a_t|s_t) − log μ(a_t|s_t), the learner's policy π against the one that acted, μ.
+
+The discount, lambda and the clips are numbers or traced scalars. Gradients pass through: wrap what is
+meant as data in `jax.lax.stop_gradient`. Axes after the first are free: `[T]` works as `[T, N]` does.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def linear_recurrence(
+    decay: jax.Array,
+    increment: jax.Array,
+    *,
+    reverse: bool = True,
+    method: Literal["scan", "associative"] | None = None,
+) -> jax.Array:
+    """Solve x_t = decay_t · x_{t+1} + increment_t along the first axis, with x_T = 0.
+
+    Args:
+        decay: `[T, ...]`.
+        increment: `[T, ...]`; the result has its dtype.
+        reverse: from the last row to the first; `False` solves x_t = decay_t · x_{t−1} + increment_t from
+            x_{−1} = 0.
+        method: "scan" takes T small steps in one pass over the data, "associative" about 2·log₂(T) larger
+            ones in several. `None` takes the first on a CPU, where it is faster, and the second on an
+            accelerator, where each step is a kernel to launch.
+
+    >>> linear_recurrence(jnp.array([0.5, 0.5, 0.5]), jnp.array([1.0, 0.0, 8.0])).tolist()
+    [3.0, 4.0, 8.0]
+    """
+
+    def scan(decay: jax.Array, increment: jax.Array) -> jax.Array:
+        def step(x: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x = row[0] * x + row[1]
+            return x, x
+
+        return lax.scan(step, jnp.zeros_like(increment[0]), (decay, increment), reverse=reverse)[1]
+
+    def associative(decay: jax.Array, increment: jax.Array) -> jax.Array:
+        def compose(
+            first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            return first[0] * second[0], second[0] * first[1] + second[1]
+
+        return lax.associative_scan(compose, (decay, increment), reverse=reverse)[1]
+
+    check_same_shape(decay=decay, increment=increment)
+    decay = decay.astype(increment.dtype)
+    if method is None:
+        return lax.platform_dependent(decay, increment, cpu=scan, default=associative)
+    return {"scan": scan, "associative": associative}[method](decay, increment)
+
+
+def gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    terminated: jax.Array,
+    done: jax.Array,
+    discount: float | jax.Array,
+    gae_lambda: float | jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Generalised advantage estimation (Schulman et al., 2016): advantages and returns, `[T, N]` each.
+
+        δ_t = r_t + γ (1 − terminated_t) V'_t − V_t
+        A_t = δ_t + γ λ (1 − done_t) A_{t+1}
+        returns_t = A_t + V_t
+
+    The second step is cut by a time limit; it bootstraps from 4, and the last step tells it nothing:
+
+    >>> rewards, values, next_values = jnp.array([1.0, 1.0, 1.0]), jnp.zeros(3), jnp.array([0.0, 4.0, 0.0])
+    >>> terminated, done = jnp.array([False, False, False]), jnp.array([False, True, False])
+    >>> advantages, returns = gae(rewards, values, next_values, terminated, done, 0.5, gae_lambda=1.0)
+    >>> advantages.tolist()
+    [2.5, 3.0, 1.0]
+    """
+    check_same_shape(rewards=rewards, values=values, next_values=next_values, terminated=terminated, done=done)
+    errors = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
+    advantages = linear_recurrence(jnp.where(done, 0.0, discount * gae_lambda), errors)
+    return advantages, advantages + values
+
+
+def corrected_gae(
+    rewards: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    terminated: jax.Array,
+    done: jax.Array,
+    log_ratios: jax.Array,
+    discount: float | jax.Array,
+    rho_clip: float | jax.Array,
+    c_clip: float | jax.Array,
+    gae_lambda: float | jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """GAE for data of another policy, with V-trace's clipped ratios: advantages and returns, `[T, N]` each.
+
+        ρ_t = min(ρ̄, π/μ),  c_t = min(c̄, π/μ)
+        δ_t = ρ_t (r_t + γ (1 − terminated_t) V'_t − V_t)
+        A_t = δ_t + γ λ c_t (1 − done_t) A_{t+1}
+        returns_t = A_t + V_t
+
+    This is PufferLib's advantage. The returns are the value targets of `vtrace`; where π = μ and no clip is
+    below 1, both are those of `gae`.
+
+    >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
+    >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
+    >>> args = rewards, zeros, zeros, never, never, log_ratios
+    >>> advantages, returns = corrected_gae(*args, discount=1.0, rho_clip=2.0, c_clip=1.0, gae_lambda=1.0)
+    >>> advantages.tolist()
+    [1.5, 2.0]
+    """
+    check_same_shape(
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminated=terminated,
+        done=done,
+        log_ratios=log_ratios,
+    )
+    ratios = jnp.exp(log_ratios)
+    errors = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
+    decay = jnp.where(done, 0.0, discount * gae_lambda * jnp.minimum(c_clip, ratios))
+    advantages = linear_recurrence(decay, jnp.minimum(rho_clip, ratios) * errors)
+    return advantages, advantages + values
+
+
+def vtrace(
+    rewards: jax.Array,
+    values: jax.Array,
+    next_values: jax.Array,
+    terminated: jax.Array,
+    done: jax.Array,
+    log_ratios: jax.Array,
+    discount: float | jax.Array,
+    rho_clip: float | jax.Array,
+    c_clip: float | jax.Array,
+    gae_lambda: float | jax.Array = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """V-trace (Espeholt et al., 2018): value targets and policy-gradient advantages, `[T, N]` each.
+
+        ρ_t = min(ρ̄, π/μ),  c_t = λ min(c̄, π/μ)
+        v_t = V_t + ρ_t (r_t + γ (1 − terminated_t) V'_t − V_t) + γ c_t (1 − done_t) (v_{t+1} − V_{t+1})
+        A_t = ρ_t (r_t + γ v'_t − V_t)
+
+    with v'_t = v_{t+1} inside an episode, 0 where it terminated, and V'_t where it or the rollout was cut.
+
+    >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
+    >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
+    >>> args = rewards, zeros, zeros, never, never, log_ratios
+    >>> targets, advantages = vtrace(*args, discount=1.0, rho_clip=2.0, c_clip=1.0, gae_lambda=0.5)
+    >>> targets.tolist(), advantages.tolist()
+    ([1.0, 2.0], [1.5, 2.0])
+    """
+    _, targets = corrected_gae(
+        rewards, values, next_values, terminated, done, log_ratios, discount, rho_clip, c_clip, gae_lambda
+    )
+    following = jnp.concatenate([targets[1:], next_values[-1:]])
+    bootstrap = jnp.where(terminated, 0.0, jnp.where(done, next_values, following))
+    rho = jnp.minimum(rho_clip, jnp.exp(log_ratios))
+    return targets, rho * (rewards + discount * bootstrap - values)
+
+
+def lambda_returns(
+    rewards: jax.Array,
+    next_values: jax.Array,
+    continues: jax.Array,
+    discount: float | jax.Array,
+    return_lambda: float | jax.Array,
+    done: jax.Array | None = None,
+) -> jax.Array:
+    """TD(λ) returns `[T, N]` with a continuation per step, as Dreamer uses them.
+
+        G_t = r_t + γ continues_t ((1 − λ_t) V'_t + λ_t G_{t+1})
+
+    with λ_t = λ inside an episode, and 0 where it is done and at the last step, which bootstrap from V'_t.
+
+    Args:
+        rewards: `[T, N]`.
+        next_values: `[T, N]`, V of the state after step t.
+        continues: `[T, N]` in [0, 1], the probability that the state after step t is not terminal.
+        discount: γ, a scalar.
+        return_lambda: λ, a scalar.
+        done: `[T, N]`, or `None` in imagination, where no sequence is cut.
+
+    >>> lambda_returns(jnp.ones(3), jnp.full(3, 2.0), jnp.array([1.0, 1.0, 0.5]), 0.5, 0.5).tolist()
+    [1.96875, 1.875, 1.5]
+    """
+    done = jnp.zeros(rewards.shape, bool) if done is None else jnp.asarray(done)
+    check_same_shape(rewards=rewards, next_values=next_values, continues=continues, done=done)
+    mix = jnp.where(done.at[-1].set(True), 0.0, return_lambda)
+    discounts = discount * continues
+    return linear_recurrence(discounts * mix, rewards + discounts * (1.0 - mix) * next_values)
+
+
+def check_same_shape(**arrays: jax.Array) -> None:
+    """Refuse arrays of different shapes, which would broadcast to a wrong result in silence.
+
+    >>> check_same_shape(values=jnp.zeros((8, 1)), returns=jnp.zeros(8))
+    Traceback (most recent call last):
+    ValueError: values (8, 1), returns (8,) must have one shape; reshape or squeeze those that differ.
+    """
+    if len({array.shape for array in arrays.values()}) > 1:
+        given = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"{given} must have one shape; reshape or squeeze those that differ.")

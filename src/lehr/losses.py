@@ -1,0 +1,114 @@
+"""Losses and the figures that watch them: arrays of one shape in, a scalar out.
+
+`weights`, where given, make every mean a weighted one, Σ w x / Σ w, and broadcast to the arrays: a mask
+`[T, N]`, or one importance weight per segment, `[N]`. Dividing by Σ w makes a mask right and keeps the size
+of a loss whatever the scale of its weights. For the unbiased importance-sampling mean, Σ w x / n, multiply
+instead: give `weights * advantages` as the advantages.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from lehr.advantages import check_same_shape
+
+
+def weighted_mean(terms: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Σ w x / Σ w, the plain mean without weights, and 0 when all weights are 0.
+
+    >>> float(weighted_mean(jnp.array([1.0, 2.0, 30.0]), jnp.array([1.0, 3.0, 0.0])))
+    1.75
+    """
+    if weights is None:
+        return jnp.mean(terms)
+    weights = jnp.broadcast_to(weights, terms.shape)
+    total = jnp.sum(weights)
+    return jnp.sum(weights * terms) / jnp.where(total == 0, 1, total)
+
+
+def standardise(advantages: jax.Array, weights: jax.Array | None = None, epsilon: float = 1e-8) -> jax.Array:
+    """(A − mean A) / (std A + ε), in the shape of A; weights enter the mean and the variance.
+
+    >>> standardise(jnp.array([1.0, 3.0])).tolist()
+    [-1.0, 1.0]
+    """
+    centred = advantages - weighted_mean(advantages, weights)
+    return centred / (jnp.sqrt(weighted_mean(jnp.square(centred), weights)) + epsilon)
+
+
+def clipped_surrogate(
+    log_ratio: jax.Array,
+    advantages: jax.Array,
+    clip_range: float | jax.Array,
+    weights: jax.Array | None = None,
+) -> jax.Array:
+    """PPO's policy loss (Schulman et al., 2017): −mean min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), ρ = exp(log_ratio).
+
+    >>> ratio = jnp.array([2.0, 2.0])
+    >>> float(clipped_surrogate(jnp.log(ratio), jnp.array([1.0, -1.0]), clip_range=0.5))
+    0.25
+    """
+    check_same_shape(log_ratio=log_ratio, advantages=advantages)
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
+    return -weighted_mean(jnp.minimum(ratio * advantages, clipped * advantages), weights)
+
+
+def value_loss(values: jax.Array, returns: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """½ mean (V − R)².
+
+    >>> float(value_loss(jnp.array([1.0, 2.0]), jnp.array([3.0, 2.0])))
+    1.0
+    """
+    check_same_shape(values=values, returns=returns)
+    return 0.5 * weighted_mean(jnp.square(values - returns), weights)
+
+
+def clipped_value_loss(
+    values: jax.Array,
+    old_values: jax.Array,
+    returns: jax.Array,
+    clip_range: float | jax.Array,
+    weights: jax.Array | None = None,
+) -> jax.Array:
+    """½ mean max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²): no gain from leaving V_old by more than ε.
+
+    >>> float(clipped_value_loss(jnp.array([2.0]), jnp.array([0.0]), jnp.array([2.0]), clip_range=0.5))
+    1.125
+    """
+    check_same_shape(values=values, old_values=old_values, returns=returns)
+    clipped = old_values + jnp.clip(values - old_values, -clip_range, clip_range)
+    errors = jnp.maximum(jnp.square(values - returns), jnp.square(clipped - returns))
+    return 0.5 * weighted_mean(errors, weights)
+
+
+def approximate_kl(log_ratio: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """KL(μ ‖ π) from samples of μ, mean (ρ − 1 − log ρ) with ρ = π/μ: unbiased, and no sample is below 0.
+
+    >>> round(float(approximate_kl(jnp.log(jnp.array([2.0, 0.5])))), 3)
+    0.25
+    """
+    return weighted_mean(jnp.expm1(log_ratio) - log_ratio, weights)
+
+
+def clip_fraction(log_ratio: jax.Array, clip_range: float | jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """The share of samples outside the clip range, mean 1[|ρ − 1| > ε].
+
+    >>> float(clip_fraction(jnp.log(jnp.array([1.0, 1.1, 1.5, 0.5])), clip_range=0.2))
+    0.5
+    """
+    return weighted_mean((jnp.abs(jnp.expm1(log_ratio)) > clip_range).astype(log_ratio.dtype), weights)
+
+
+def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for constant ones, and 0 where R is constant.
+
+    >>> float(explained_variance(jnp.array([1.0, 2.0, 3.0]), jnp.array([2.0, 4.0, 6.0])))
+    0.75
+    """
+    check_same_shape(values=values, returns=returns)
+
+    def variance(x: jax.Array) -> jax.Array:
+        return weighted_mean(jnp.square(x - weighted_mean(x, weights)), weights)
+
+    total = variance(returns)
+    return jnp.where(total > 0, 1.0 - variance(returns - values) / jnp.where(total > 0, total, 1.0), 0.0)

@@ -1,0 +1,190 @@
+"""Minibatches of a rollout: which samples (indices), and how they are gathered (`take`).
+
+A rollout is a pytree of arrays `[T, N, ...]`. `flat` and `segments` do both at once; an algorithm that packs
+its leaves into one array, or gathers one minibatch at a time, asks `shuffled` or `prioritised` for indices.
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from lehr.errors import InputError
+from lehr.types import Key, PyTree
+
+PRIORITY_FLOOR = 1e-6
+"""A priority below this share of the largest counts as that share."""
+
+
+def permutation(key: Key, length: int) -> jax.Array:
+    """A random order of 0 … length − 1, int32 `[length]`, from one sort of random 32-bit numbers.
+
+    `jax.random.permutation` sorts again, above 1625 elements, to break ties. Here equal numbers keep their
+    order: of two given elements the lower one is first with probability ½ + 2⁻³³, and a shuffle holds a tie with
+    probability about length² / 2³³, 0.05 % for 2048 elements.
+
+    >>> sorted(permutation(jax.random.key(0), 4).tolist())
+    [0, 1, 2, 3]
+    """
+    return jax.lax.sort_key_val(jax.random.bits(key, (length,)), jnp.arange(length, dtype=jnp.int32))[1]
+
+
+def shuffled(key: Key, length: int, count: int) -> jax.Array:
+    """0 … length − 1 in random order, cut into minibatches: int32 `[count, length / count]`.
+
+    >>> shuffled(jax.random.key(0), length=6, count=4)
+    Traceback (most recent call last):
+    lehr.errors.InputError: 6 samples cannot be cut into 4 equal minibatches; choose a divisor of 6.
+    """
+    if count < 1 or length % count:
+        raise InputError(
+            f"{length} samples cannot be cut into {count} equal minibatches; choose a divisor of {length}."
+        )
+    return permutation(key, length).reshape(count, -1)
+
+
+def take(rollout: PyTree, indices: jax.Array, axis: int) -> PyTree:
+    """Gather along one axis of every leaf, `0 ≤ indices < its length`; the axes of `indices` take its place.
+
+    >>> take({"reward": jnp.array([[1, 2, 3], [4, 5, 6]])}, jnp.array([2, 0]), axis=1)["reward"].tolist()
+    [[3, 1], [6, 4]]
+    """
+    return jax.tree.map(lambda x: jnp.take(x, indices, axis=axis, mode="clip"), rollout)
+
+
+def pack(rollout: PyTree, axes: int = 2) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+    """Put all small leaves side by side into one float32 array, so that a minibatch is one gather; and the way back.
+
+    Leaves of 32-bit types and bools become `[..., D]` behind their first `axes` axes, integers by their bits. Others,
+    uint8 images for example, stay as they are. The way back works behind any number of leading axes.
+
+    >>> rollout = {"action": jnp.array([[1, 2]]), "obs": jnp.ones((1, 2, 3)), "image": jnp.zeros((1, 2), "u1")}
+    >>> packed, unpack = pack(rollout)
+    >>> [leaf.shape for leaf in jax.tree.leaves(packed)]
+    [(1, 2, 4), (1, 2)]
+    >>> unpack(packed)["action"].tolist()
+    [[1, 2]]
+    """
+    leaves, structure = jax.tree.flatten(rollout)
+    small = [leaf.dtype in (jnp.float32, jnp.int32, jnp.uint32, jnp.bool) for leaf in leaves]
+    shapes = [leaf.shape[axes:] for leaf in leaves]
+    dtypes = [leaf.dtype for leaf in leaves]
+
+    def to_float(leaf: jax.Array) -> jax.Array:
+        leaf = leaf.reshape(*leaf.shape[:axes], -1)
+        if leaf.dtype == jnp.bool:
+            return leaf.astype(jnp.float32)
+        return jax.lax.bitcast_convert_type(leaf, jnp.float32)
+
+    def from_float(part: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        part = part.reshape(*part.shape[:-1], *shape)
+        return part != 0 if dtype == jnp.bool else jax.lax.bitcast_convert_type(part, dtype)
+
+    packed = jnp.concatenate([to_float(leaf) for leaf, packs in zip(leaves, small, strict=True) if packs], axis=-1)
+    rest = [leaf for leaf, packs in zip(leaves, small, strict=True) if not packs]
+
+    def unpack(taken: tuple[jax.Array, list[jax.Array]]) -> PyTree:
+        array, others = taken
+        remaining = iter(others)
+        whole, begin = [], 0
+        for shape, dtype, packs in zip(shapes, dtypes, small, strict=True):
+            if not packs:
+                whole.append(next(remaining))
+                continue
+            end = begin + math.prod(shape)
+            whole.append(from_float(array[..., begin:end], shape, dtype))
+            begin = end
+        return jax.tree.unflatten(structure, whole)
+
+    return (packed, rest), unpack
+
+
+def flat(key: Key, rollout: PyTree, count: int) -> PyTree:
+    """Single steps, shuffled: leaves `[T, N, ...]` become `[count, T·N / count, ...]`.
+
+    >>> batches = flat(jax.random.key(0), {"obs": jnp.zeros((4, 6, 3)), "reward": jnp.zeros((4, 6))}, count=8)
+    >>> batches["obs"].shape, batches["reward"].shape
+    ((8, 3, 3), (8, 3))
+    """
+    steps, environments = jax.tree.leaves(rollout)[0].shape[:2]
+    merged = jax.tree.map(lambda x: x.reshape(steps * environments, *x.shape[2:]), rollout)
+    return take(merged, shuffled(key, steps * environments, count), axis=0)
+
+
+def segments(key: Key, rollout: PyTree, count: int) -> PyTree:
+    """Whole segments, shuffled: leaves `[T, N, ...]` become `[count, T, N / count, ...]`, time kept in order.
+
+    >>> segments(jax.random.key(0), jnp.zeros((4, 6, 3)), count=2).shape
+    (2, 4, 3, 3)
+    """
+    environments = jax.tree.leaves(rollout)[0].shape[1]
+    indices = shuffled(key, environments, count)
+    return jax.vmap(lambda chosen: take(rollout, chosen, axis=1))(indices)
+
+
+def priorities(advantages: jax.Array) -> jax.Array:
+    """Σ_t |A_t,i|, `[N]` from advantages `[T, N]`: how much there is to learn from each segment.
+
+    >>> priorities(jnp.array([[1.0, -2.0], [-3.0, 0.0]])).tolist()
+    [4.0, 2.0]
+    """
+    return jnp.sum(jnp.abs(advantages), axis=0)
+
+
+def prioritised(
+    key: Key,
+    priorities: jax.Array,
+    exponent: float | jax.Array,
+    importance_exponent: float | jax.Array,
+    count: int,
+    size: int,
+    replace: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Draw segments by priority (Schaul et al., 2016): indices and importance weights, `[count, size]` each.
+
+        P(i) = priority_i^α / Σ_j priority_j^α
+        weight_i = (N · P(i))^−β
+
+    The minibatches are drawn independently. A priority below 1e-6 of the largest counts as that much, so that
+    every segment can be drawn and every weight is finite; if all are 0, the draw is uniform. The weights are
+    plain: with β = 1 and replacement, mean(weight · x) is an unbiased estimate of the mean of x over all
+    segments. Schaul et al. divide them by the largest; PufferLib does not, and takes
+    P(i) = (priority_i^α + 1e-6) / (Σ_j priority_j^α + 1e-6).
+
+    Args:
+        key: the randomness of all `count` draws.
+        priorities: `[N]`, at least 0.
+        exponent: α, a scalar; 0 draws uniformly.
+        importance_exponent: β, a scalar; 0 makes every weight 1.
+        count: how many minibatches.
+        size: segments in each.
+        replace: whether a minibatch may hold a segment twice. If not, its segments are drawn one after the
+            other, each by P among those left; P(i) is the first draw's, so the weights are approximate.
+
+    >>> key, equal = jax.random.key(0), jnp.ones(4)
+    >>> indices, weights = prioritised(key, equal, 0.8, 0.4, count=1, size=4, replace=False)
+    >>> sorted(indices[0].tolist()), weights.tolist()
+    ([0, 1, 2, 3], [[1.0, 1.0, 1.0, 1.0]])
+    """
+    length = len(priorities)
+    if not replace and size > length:
+        raise InputError(f"{size} of {length} segments cannot be drawn without replacement; draw fewer, or replace.")
+    largest = jnp.max(priorities)
+    relative = jnp.where(largest == 0, 1.0, priorities / jnp.where(largest == 0, 1.0, largest))
+    log_probability = jax.nn.log_softmax(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)))
+    if replace:
+        indices = _inverse_cdf(key, jnp.exp(log_probability), (count, size))
+    else:
+        # The order of log P + Gumbel noise is the order of successive draws (the exponential race).
+        noise = jax.random.gumbel(key, (count, length), mode="high")
+        indices = jax.lax.top_k(log_probability[None] + noise, size)[1]
+    weights = jnp.exp(-importance_exponent * (math.log(length) + log_probability))
+    return indices, take(weights, indices, axis=0)
+
+
+def _inverse_cdf(key: Key, probability: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Independent draws by `probability` `[N]`, its sum taken in integers: float32 is too coarse near 1."""
+    cumulative = jnp.cumsum(jnp.round(probability * 2.0**31).astype(jnp.uint32))
+    uniform = jax.random.randint(key, shape, 0, cumulative[-1], dtype=jnp.uint32)
+    return jnp.searchsorted(cumulative, uniform, side="right", method="scan_unrolled")

@@ -1,0 +1,179 @@
+"""Running mean and variance as a pytree, for observations and for the scale of rewards.
+
+The statistics are arrays, part of a run's state: `update` merges a batch into them, `normalise` uses them.
+Only leaves of floating type have statistics; others (uint8 pixels, categories, masks) pass through unchanged.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from lehr.advantages import check_same_shape, linear_recurrence
+from lehr.types import PyTree
+
+EPSILON = 1e-8
+"""Added to a variance before its root is taken, so that a constant entry is not divided by 0."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RunningStatistics:
+    """Mean and variance of all samples so far. Of its leaves only the count grows with a run."""
+
+    count: jax.Array
+    """uint32 `[2]`, high and low word: a float32 would stall and an int32 overflow in the life of a run."""
+    mean: PyTree
+    """Like one sample, float32; a scalar 0 in the place of a leaf that is not of floating type."""
+    variance: PyTree
+    """Like `mean`; 1 before the first sample."""
+
+    @property
+    def samples(self) -> jax.Array:
+        """float32 `[]`: the count, to float32's seven digits."""
+        words = self.count.astype(jnp.float32)
+        return words[..., 0] * 2.0**32 + words[..., 1]
+
+
+def initial_statistics(sample: PyTree) -> RunningStatistics:
+    """Statistics of no sample yet, which normalise nothing, for samples like this one (arrays or shapes).
+
+    >>> stats = update(initial_statistics(jnp.zeros(2)), jnp.array([[1.0, 5.0], [3.0, 5.0]]))
+    >>> float(stats.samples), stats.mean.tolist(), stats.variance.tolist()
+    (2.0, [2.0, 5.0], [1.0, 0.0])
+    """
+
+    def fill(value: float) -> PyTree:
+        return jax.tree.map(lambda x: jnp.full(x.shape if _is_floating(x) else (), value, jnp.float32), sample)
+
+    return RunningStatistics(count=jnp.zeros(2, jnp.uint32), mean=fill(0.0), variance=fill(1.0))
+
+
+def update(stats: RunningStatistics, batch: PyTree) -> RunningStatistics:
+    """Merge a batch with any leading axes, the same for every leaf (Chan et al., 1983).
+
+        w = n_batch / (n + n_batch),  δ = mean_batch − mean
+        mean ← mean + w δ
+        variance ← variance + w (variance_batch − variance + (1 − w) δ²)
+
+    An entry that this would make infinite or NaN stays as it was: one broken sample does not spoil a run.
+    """
+    leading = {
+        x.shape[: x.ndim - mean.ndim]
+        for x, mean in zip(jax.tree.leaves(batch), jax.tree.leaves(stats.mean), strict=True)
+        if _is_floating(x)
+    }
+    if not leading:
+        return stats
+    if len(leading) > 1:
+        raise ValueError(f"the leaves have batch axes {sorted(leading)}; give all of them the same ones.")
+    size = math.prod(leading.pop())
+    low = stats.count[1] + jnp.uint32(size)
+    count = jnp.stack([stats.count[0] + (low < stats.count[1]), low])
+    weight = size / replace(stats, count=count).samples
+
+    def merge(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if not _is_floating(x):
+            return mean, variance
+        axes = tuple(range(x.ndim - mean.ndim))
+        centred = x - jnp.expand_dims(mean, axes)
+        shift = jnp.mean(centred, axes)
+        new_mean = mean + weight * shift
+        new_variance = variance + weight * (jnp.var(centred, axes) - variance + (1.0 - weight) * shift**2)
+        finite = jnp.isfinite(new_mean) & jnp.isfinite(new_variance)
+        return jnp.where(finite, new_mean, mean), jnp.where(finite, new_variance, variance)
+
+    merged = jax.tree.map(merge, batch, stats.mean, stats.variance)
+    mean, variance = jax.tree.transpose(jax.tree.structure(batch), jax.tree.structure((0, 0)), merged)
+    return RunningStatistics(count, mean, variance)
+
+
+def normalise(stats: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
+    """clip((x − mean) / √(variance + ε), −clip, clip), leaf by leaf, with any leading axes.
+
+    >>> stats = update(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
+    >>> normalise(stats, jnp.array([3.0, 5.0, 99.0])).tolist()
+    [0.0, 1.0, 10.0]
+    """
+    return _map_floating(lambda x, mean, std: jnp.clip((x - mean) / std, -clip, clip), stats, x)
+
+
+def denormalise(stats: RunningStatistics, x: PyTree) -> PyTree:
+    """x √(variance + ε) + mean, leaf by leaf: undoes `normalise` where it did not clip.
+
+    >>> stats = update(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
+    >>> denormalise(stats, jnp.array([0.0, 1.0])).tolist()
+    [3.0, 5.0]
+    """
+    return _map_floating(lambda x, mean, std: x * std + mean, stats, x)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RewardScaling:
+    """The spread of the discounted return, by which rewards are divided; their sign and their zero stay."""
+
+    returns: jax.Array
+    """float32 `[N]`: each environment's discounted return so far in its running episode, R."""
+    statistics: RunningStatistics
+    """Of these returns, over all steps of all environments."""
+
+
+def initial_scaling(environments: int) -> RewardScaling:
+    """The scaling before the first reward."""
+    return RewardScaling(jnp.zeros(environments), initial_statistics(jnp.zeros(())))
+
+
+def scale_rewards(
+    scaling: RewardScaling,
+    rewards: jax.Array,
+    done: jax.Array,
+    discount: float | jax.Array,
+    clip: float | jax.Array = 10.0,
+) -> tuple[RewardScaling, jax.Array]:
+    """Take the rewards of T steps into the statistics and scale them: the new scaling and rewards `[T, N]`.
+
+        R_t = γ (1 − done_{t−1}) R_{t−1} + r_t
+        scaled_t = clip(r_t / √(Var R + ε), −clip, clip)
+
+    Args:
+        scaling: of `N` environments.
+        rewards: `[T, N]`; for a single step, `rewards[None]`.
+        done: `[T, N]`, the episode ended with step t.
+        discount: γ, a scalar.
+        clip: the largest size of a scaled reward.
+
+    >>> rewards, done = jnp.array([[0.0, 4.0]]), jnp.array([[False, True]])
+    >>> scaling, scaled = scale_rewards(initial_scaling(2), rewards, done, discount=0.9)
+    >>> scaling.returns.tolist(), scaled.tolist()
+    ([0.0, 0.0], [[0.0, 2.0]])
+    """
+    check_same_shape(rewards=rewards, done=done)
+    # A NaN would stay in R for the rest of the episode; in the scaled rewards it is left to be seen.
+    increment = jnp.where(jnp.isfinite(rewards), rewards, 0.0).at[0].add(discount * scaling.returns)
+    decay = jnp.roll(jnp.where(done, 0.0, discount), 1, axis=0)  # the first row decays nothing: R_{−1} is added above
+    returns = linear_recurrence(decay, increment, reverse=False)
+    statistics = update(scaling.statistics, returns)
+    scaled = jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -clip, clip)
+    return RewardScaling(jnp.where(done[-1], 0.0, returns[-1]), statistics), scaled
+
+
+def _map_floating(
+    f: Callable[[jax.Array, jax.Array, jax.Array], jax.Array], stats: RunningStatistics, x: PyTree
+) -> PyTree:
+    """f(x, mean, standard deviation) of every leaf of floating type, in its dtype."""
+
+    def apply(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
+        if not _is_floating(x):
+            return x
+        x = jnp.asarray(x)
+        mean, std = jnp.broadcast_to(mean, x.shape), jnp.broadcast_to(jnp.sqrt(variance + EPSILON), x.shape)
+        return f(x, mean, std).astype(x.dtype)
+
+    return jax.tree.map(apply, x, stats.mean, stats.variance)
+
+
+def _is_floating(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)

@@ -1,0 +1,188 @@
+"""Minibatches hold what they should, and random draws follow their distribution (chi-square, fixed seeds)."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from lehr.errors import InputError
+from lehr.minibatches import flat, permutation, priorities, prioritised, segments, shuffled, take
+
+PRIORITIES = jnp.array([0.5, 4.0, 1.0, 2.0, 3.0])
+LEAST_P = 1e-3
+"""The seeds are fixed, so a right sampler passes always; a wrong one falls below by many orders of magnitude."""
+
+
+def rollout() -> dict[str, jax.Array]:
+    """T = 4, N = 6; every entry says which step of which environment it is."""
+    time, environment = jnp.meshgrid(jnp.arange(4), jnp.arange(6), indexing="ij")
+    return {"time": time, "pair": jnp.stack([time, environment], axis=-1)}
+
+
+def probabilities(exponent: float) -> np.ndarray:
+    powers = np.asarray(PRIORITIES, np.float64) ** exponent
+    return powers / powers.sum()
+
+
+def draw(exponent=0.7, beta=0.4, *, count=20_000, size=3, replace=False, seed=0, values=PRIORITIES):
+    sample = jax.jit(prioritised, static_argnums=(4, 5, 6))
+    return tuple(map(np.asarray, sample(jax.random.key(seed), values, exponent, beta, count, size, replace)))
+
+
+def test_flat_minibatches_hold_every_step_once():
+    batches = flat(jax.random.key(0), rollout(), count=3)
+    assert batches["time"].shape == (3, 8)
+    assert batches["pair"].shape == (3, 8, 2)
+    np.testing.assert_array_equal(batches["pair"][..., 0], batches["time"])
+    pairs = batches["pair"].reshape(-1, 2).tolist()
+    assert sorted(pairs) == [[t, i] for t in range(4) for i in range(6)]
+    assert pairs != sorted(pairs)
+
+
+def test_segments_stay_whole_and_in_order():
+    batches = segments(jax.random.key(0), rollout(), count=2)
+    assert batches["pair"].shape == (2, 4, 3, 2)
+    np.testing.assert_array_equal(batches["time"], np.arange(4)[None, :, None] * np.ones((2, 1, 3)))
+    environments = np.asarray(batches["pair"][..., 1])
+    assert (environments == environments[:, :1]).all()
+    assert sorted(environments[:, 0].ravel().tolist()) == list(range(6))
+
+
+def test_segments_are_taken_by_their_indices():
+    indices = shuffled(jax.random.key(0), 6, count=2)
+    batches = segments(jax.random.key(0), rollout(), count=2)
+    np.testing.assert_array_equal(take(rollout(), indices[1], axis=1)["pair"], batches["pair"][1])
+
+
+def test_every_permutation_is_equally_likely():
+    orders = jax.vmap(lambda key: permutation(key, 4))(jax.random.split(jax.random.key(0), 24_000))
+    _, counts = np.unique(np.asarray(orders), axis=0, return_counts=True)
+    assert len(counts) == 24
+    assert stats.chisquare(counts).pvalue > LEAST_P
+
+
+def test_a_long_permutation_mixes_from_end_to_end():
+    order = np.asarray(permutation(jax.random.key(0), 4096))
+    np.testing.assert_array_equal(np.sort(order), np.arange(4096))
+    assert abs(np.corrcoef(order, np.arange(4096))[0, 1]) < 4 / np.sqrt(4096)
+    # The ascents of a uniform order have mean (n − 1) / 2 and variance (n + 1) / 12; ties would add to them.
+    assert abs((np.diff(order) > 0).sum() - 4095 / 2) < 4 * np.sqrt(4097 / 12)
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_minibatches_must_be_equal(count):
+    with pytest.raises(InputError, match=f"24 samples cannot be cut into {count} equal minibatches; choose a divisor"):
+        flat(jax.random.key(0), rollout(), count)
+
+
+def test_priorities_sum_the_size_of_advantages():
+    advantages = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
+    np.testing.assert_allclose(priorities(jnp.asarray(advantages)), np.abs(advantages).sum(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 2.0])
+def test_draws_with_replacement_follow_the_priorities(exponent):
+    indices, _ = draw(exponent, replace=True)
+    counts = np.bincount(indices.ravel(), minlength=5)
+    assert stats.chisquare(counts, probabilities(exponent) * indices.size).pvalue > LEAST_P
+    pairs = np.bincount(indices[:, 0] * 5 + indices[:, 1], minlength=25)
+    independent = np.outer(probabilities(exponent), probabilities(exponent)).ravel()
+    assert stats.chisquare(pairs, independent * len(indices)).pvalue > LEAST_P
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 2.0])
+def test_draws_without_replacement_are_successive(exponent):
+    """Each ordered triple (a, b, c) comes with P(a) · P(b) / (1 − P(a)) · P(c) / (1 − P(a) − P(b))."""
+    p = probabilities(exponent)
+    expected = {
+        (a, b, c): p[a] * p[b] / (1 - p[a]) * p[c] / (1 - p[a] - p[b])
+        for a, b, c in itertools.permutations(range(5), 3)
+    }
+    indices, _ = draw(exponent)
+    drawn, counts = np.unique(indices, axis=0, return_counts=True)
+    observed = dict(zip(map(tuple, drawn.tolist()), counts.tolist(), strict=True))
+    assert observed.keys() <= expected.keys()
+    in_order = [observed.get(triple, 0) for triple in expected]
+    assert stats.chisquare(in_order, np.array(list(expected.values())) * len(indices)).pvalue > LEAST_P
+    first = np.bincount(indices[:, 0], minlength=5)
+    assert stats.chisquare(first, p * len(indices)).pvalue > LEAST_P
+    inclusion = np.array([sum(q for triple, q in expected.items() if i in triple) for i in range(5)])
+    included = np.bincount(indices.ravel(), minlength=5) / len(indices)
+    np.testing.assert_allclose(included, inclusion, atol=4 * 0.5 / np.sqrt(len(indices)))
+
+
+def test_rare_segments_are_drawn_equally_often():
+    """At P = 6e-8 they lie closer than the float32 numbers below 1: such a CDF would draw but half of them, twice."""
+    values = jnp.zeros(20_000).at[0].set(1.0)
+    indices, _ = draw(1.2, count=64, size=2**14, replace=True, values=values)
+    rare = indices[indices > 0]
+    probability = 1e-6**1.2 / (1 + 19_999 * 1e-6**1.2)
+    assert stats.binomtest(len(rare), indices.size, 19_999 * probability).pvalue > LEAST_P
+    counts = np.bincount(rare, minlength=20_000)
+    pairs, expected = (counts * (counts - 1)).sum() / 2, len(rare) * (len(rare) - 1) / 2 / 19_999
+    assert abs(pairs - expected) < 4 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_weights_are_the_plain_power(replace):
+    indices, weights = draw(0.7, 0.4, count=10, replace=replace)
+    np.testing.assert_allclose(weights, (5 * probabilities(0.7)[indices]) ** -0.4, rtol=1e-5)
+    np.testing.assert_array_equal(draw(0.7, 0.0, count=10, replace=replace)[1], 1.0)
+
+
+def test_full_weights_make_the_mean_unbiased():
+    x = np.array([1.0, -2.0, 5.0, 0.5, 3.0])
+    indices, weights = draw(1.0, 1.0, replace=True)
+    estimates = (weights * x[indices]).mean(axis=1)
+    error = estimates.std() / np.sqrt(len(estimates))
+    assert abs(estimates.mean() - x.mean()) < 4 * error
+    assert abs(x[indices].mean() - x.mean()) > 40 * error
+
+
+@pytest.mark.parametrize("replace", [True, False])
+def test_priorities_of_zero_are_drawn_uniformly(replace):
+    indices, weights = draw(values=jnp.zeros(5), replace=replace)
+    assert stats.chisquare(np.bincount(indices[:, 0], minlength=5)).pvalue > LEAST_P
+    np.testing.assert_allclose(weights, 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("values", [[0.0, 0.0, 7.0], [1e-30, 1e-38, 1e-30], [1e30, 3e38, 0.0]])
+def test_extreme_priorities_give_finite_weights(values, replace):
+    indices, weights = draw(1.0, 1.0, count=50, size=3, values=jnp.array(values), replace=replace)
+    assert np.isfinite(weights).all()
+    assert ((indices >= 0) & (indices < 3)).all()
+    if not replace:
+        assert (np.sort(indices, axis=1) == np.arange(3)).all()
+
+
+def test_minibatches_are_drawn_apart_from_each_other():
+    indices, _ = draw(0.0, count=20_000, size=1)
+    pairs = np.bincount(indices[:-1:2, 0] * 5 + indices[1::2, 0], minlength=25)
+    assert stats.chisquare(pairs).pvalue > LEAST_P
+
+
+def test_exponents_are_numbers_of_the_program():
+    """Other exponents compile nothing anew, and members of a population may differ in them."""
+    traces = []
+
+    @jax.jit
+    def sample(exponent, beta):
+        traces.append(None)
+        return prioritised(jax.random.key(0), PRIORITIES, exponent, beta, 2, 3, False)
+
+    alone = [sample(jnp.float32(exponent), jnp.float32(beta)) for exponent, beta in ((0.2, 1.0), (0.9, 0.5))]
+    assert len(traces) == 1
+    indices, weights = jax.vmap(sample)(jnp.array([0.2, 0.9]), jnp.array([1.0, 0.5]))
+    for member in range(2):
+        np.testing.assert_array_equal(indices[member], alone[member][0])
+        np.testing.assert_allclose(weights[member], alone[member][1], rtol=1e-6)
+
+
+def test_more_segments_than_there_are_need_replacement():
+    with pytest.raises(InputError, match="6 of 5 segments cannot be drawn without replacement; draw fewer"):
+        draw(size=6, count=1)
+    assert draw(size=6, count=1, replace=True)[0].shape == (1, 6)
