@@ -1,0 +1,57 @@
+"""Where the metrics of a run go: `metrics.jsonl`, TensorBoard, Weights & Biases, and the line on the terminal.
+
+A backend is one final class with `log`, `flush` and `close`; a row is one update's metrics by name.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from typing import Protocol
+
+from lehr.logging.jsonl import JsonLines
+from lehr.logging.progress import Progress
+from lehr.logging.tensorboard import TensorBoard
+from lehr.logging.wandb import WeightsAndBiases
+
+__all__ = ["JsonLines", "Logger", "Loggers", "Progress", "TensorBoard", "WeightsAndBiases"]
+
+
+class Logger(Protocol):
+    """What a backend does."""
+
+    def log(self, row: Mapping[str, float | str]) -> None:
+        """Take one row; it may stay in memory until the next `flush`."""
+
+    def flush(self) -> None:
+        """Hand over all rows so far, so that a killed process does not lose them."""
+
+    def close(self) -> None:
+        """Flush, and take no more rows."""
+
+
+class Loggers:
+    """All backends of a run as one. As a context manager it closes them at the end, in the order given."""
+
+    def __init__(self, *backends: Logger) -> None:
+        self._backends = backends
+
+    def log(self, row: Mapping[str, float | str]) -> None:
+        """Give one row to every backend."""
+        for backend in self._backends:
+            backend.log(row)
+
+    def flush(self) -> None:
+        """Flush every backend."""
+        for backend in self._backends:
+            backend.flush()
+
+    def close(self) -> None:
+        """Close every backend, also when one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for backend in reversed(self._backends):
+                stack.callback(backend.close)
+
+    def __enter__(self) -> "Loggers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

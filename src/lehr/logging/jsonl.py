@@ -1,0 +1,113 @@
+"""`metrics.jsonl`: one row a line, each a JSON object.
+
+A float is written with all its digits, so that it reads back as the same float32 or float64. JSON has no NaN and no
+infinity; they are the texts "NaN", "Infinity" and "-Infinity", as in the JSON of protocol buffers.
+"""
+
+import json
+import math
+import mmap
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lehr.errors import InputError
+
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JsonLines:
+    """Appends rows to a file. They are buffered until `flush`."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", newline="\n")
+
+    def log(self, row: Mapping[str, float | str]) -> None:
+        """Append one row."""
+        self._file.write(json.dumps({name: _to_json(value) for name, value in row.items()}, allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._file.close()
+
+
+def truncate_after(path: Path, update: int) -> None:
+    """Cut the file after the last row whose `update` is at most this one, with a torn last line, before a resume.
+
+    Rows are in the order of their updates, so the file is read from its end, no further than what is cut.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with path.open("r+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            end = len(text)
+            while end > 0:
+                start = text.rfind(b"\n", 0, end - 1) + 1
+                row = _parse(text[start:end])
+                if row is not None and row.get("update", math.inf) <= update:
+                    break
+                end = start
+        file.truncate(end)
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a file by name, as long as there are rows; a torn last line does not count.
+
+    A column is int64 when every row has it as an integer (exact to 2^53), and float64 otherwise, NaN where a row lacks
+    it. A column with any text is of dtype object, "" where a row lacks it.
+    """
+    numbers: dict[str, array[float]] = {}
+    texts: dict[str, dict[int, str]] = {}
+    fractional = set()
+    rows = 0
+    with path.open("rb") as file:
+        for line in file:
+            row = _parse(line)
+            if row is None and not file.read(1):
+                break
+            if row is None:
+                raise InputError(f"Line {rows + 1} of '{path}' is not a JSON object; remove that line.")
+            for name, value in row.items():
+                value = _NON_FINITE.get(value, value) if isinstance(value, str) else value
+                if isinstance(value, str):
+                    texts.setdefault(name, {})[rows] = value
+                    continue
+                column = numbers.setdefault(name, array("d"))
+                if not isinstance(value, int) or len(column) < rows:
+                    fractional.add(name)
+                column.extend([math.nan] * (rows - len(column)))
+                column.append(value)
+            rows += 1
+    columns: dict[str, np.ndarray] = {}
+    for name, column in numbers.items():
+        short = rows - len(column)
+        column.extend([math.nan] * short)
+        columns[name] = np.array(column, np.float64 if short or name in fractional else np.int64)
+    for name, places in texts.items():
+        mixed = columns[name].astype(object) if name in columns else np.full(rows, "", object)
+        mixed[list(places)] = list(places.values())
+        columns[name] = mixed
+    return columns
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The row of a complete line; None for anything else."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _to_json(value: Any) -> int | float | str:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
