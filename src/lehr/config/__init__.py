@@ -1,0 +1,34 @@
+"""Dataclass ↔ mapping ↔ YAML ↔ command line: several frozen dataclasses, shown to the user as one flat namespace.
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True)
+... class Config:
+...     entropy_coef: Coef = 0.01
+...     num_envs: int = 8
+>>> (config,) = build([Config], {"ent-coef": "0.03 -> 0.001", "num_envs": "4k"})
+>>> config
+Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
+>>> coefficients(config, total_steps=1000)["entropy_coef"](500)
+0.0155
+"""
+
+from lehr.config.build import build, coefficients, merge, to_mapping, with_preset
+from lehr.config.fields import Coef, FieldDescription, describe
+from lehr.config.files import from_yaml, to_yaml
+from lehr.config.flags import add_flags, given_flags, refuse_unknown
+
+__all__ = [
+    "Coef",
+    "FieldDescription",
+    "add_flags",
+    "build",
+    "coefficients",
+    "describe",
+    "from_yaml",
+    "given_flags",
+    "merge",
+    "refuse_unknown",
+    "to_mapping",
+    "to_yaml",
+    "with_preset",
+]

@@ -1,0 +1,260 @@
+"""Keys and values as people give them → configs, and back; the coefficients of a config."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lehr.config.fields import MISSING, FieldDescription, convert, describe, fields_of, is_none, nearest
+from lehr.errors import InputError, closest
+from lehr.schedules.coefficients import COEFFICIENTS, coefficient_schedule
+from lehr.schedules.constructors import constant, number, position, warmup
+from lehr.schedules.controllers import Controller
+from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.phases import Position
+from lehr.schedules.schedule import Schedule
+from lehr.schedules.shapes import NAMES
+from lehr.schedules.spec import AnySchedule, schedule
+
+ENDINGS = ("", "_schedule", "_warmup_steps")
+"""The keys of a coefficient: its name, and its name with one of these."""
+_PARTS = {
+    spelling + ending: (entry.name, ending)
+    for entry in COEFFICIENTS.values()
+    for spelling in (entry.name, *entry.aliases)
+    for ending in ENDINGS
+}
+_FUNCTION = "<function "
+"""How the text of a function begins, which stands for it in a file."""
+
+
+def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """One instance of each class, from the keys that were given.
+
+    Args:
+        classes: frozen dataclasses whose field names are disjoint.
+        given: values, or texts of them, by field name, by alias of a coefficient, or by either with `_schedule` or
+            `_warmup_steps`; hyphens count as underscores. `preset` names one of the classes' `PRESETS`, whose values
+            hold where no key says otherwise.
+
+    Coefficients are kept as a number, a text or a function, whatever form they were given in.
+    """
+    known = fields_of(classes)
+    keys = dict(given)
+    presets = presets_of(classes)
+    preset = keys.pop("preset", None) if presets else None
+    merged = _known_only(keys, known)
+    if not is_none(preset):
+        if str(preset) not in presets:
+            raise InputError(f"There is no preset {preset!r}; {closest(str(preset), presets)}")
+        merged = merge(_known_only(presets[str(preset)], known), merged)
+    mentioned = {_part(key)[0] for key in merged}
+    defaults = {name: field.default for name, field in known.items() if field.default is not MISSING}
+    merged = merge({name: defaults[name] for name in mentioned & defaults.keys()}, merged)
+    values = {name: _value(known[name], merged) for name in known if name in mentioned}
+    for name, field in known.items():
+        if name not in values and field.default is MISSING:
+            raise InputError(f"{name} is not given; give {field.type_text}.")
+    return tuple(cls(**{f.name: values[f.name] for f in describe(cls) if f.name in values}) for cls in classes)
+
+
+def with_preset(cls: type, name: str) -> Any:
+    """A config of a class with the values of one of its `PRESETS: ClassVar[dict[str, dict[str, Any]]]`."""
+    return build([cls], {"preset": name})[0]
+
+
+def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:
+    """The presets of several classes; one name in two classes is one preset."""
+    found: dict[str, dict[str, Any]] = {}
+    for cls in classes:
+        for name, values in getattr(cls, "PRESETS", {}).items():
+            found[name] = {**found.get(name, {}), **values}
+    return found
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both, in their canonical spelling; where both give one, that of `above` holds.
+
+    A whole schedule, or none, replaces all that was said about its coefficient, and a number replaces a whole schedule;
+    else a number, a shape or a warm-up replaces what has the same key.
+
+    >>> merge({"ent_coef": 0.03, "ent_coef_schedule": "linear", "gamma": 0.9}, {"entropy-coef": 0.02})
+    {'entropy_coef': 0.02, 'entropy_coef_schedule': 'linear', 'discount': 0.9}
+    >>> merge({"ent_coef": 0.03, "ent_coef_schedule": "linear"}, {"entropy-coef": "0.02 -> 0.01"})
+    {'entropy_coef': '0.02 -> 0.01'}
+    """
+    lower, upper = _canonical(below), _canonical(above)
+    for key, value in upper.items():
+        name, ending = _part(key)
+        if key in _PARTS and ((value is None and not ending) or (ending != "_warmup_steps" and _is_whole(value))):
+            lower = {other: kept for other, kept in lower.items() if _part(other)[0] != name}
+        elif key in COEFFICIENTS and _is_whole(lower.get(f"{key}_schedule")):
+            del lower[f"{key}_schedule"]
+    return {**lower, **upper}
+
+
+def to_mapping(*configs: Any) -> dict[str, Any]:
+    """Plain values by field name, for JSON and YAML; `build` makes the configs from them again.
+
+    Schedules and controllers are their texts. So are functions, but those texts only describe them, and `build` asks
+    for the function.
+    """
+    known = fields_of([type(config) for config in configs])
+    values = {field.name: getattr(config, field.name) for config in configs for field in describe(type(config))}
+    for name, value in values.items():
+        if known[name].is_coefficient and value is not None:
+            plain = _plain(name, value)
+            values[name] = str(schedule(plain)) if callable(plain) else plain
+        elif isinstance(value, tuple):
+            values[name] = list(value)
+    return values
+
+
+def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Controller]:
+    """The coefficients of a config by name, bound to the budget and checked against their ranges; without `None`."""
+    given = {field.name: getattr(config, field.name) for field in describe(type(config)) if field.is_coefficient}
+    return {
+        name: coefficient_schedule(name, {name: value}, total_steps)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+# Keys --------------------------------------------------------------------------------------------------------------
+
+
+def _part(key: str) -> tuple[str, str]:
+    """The field that a key speaks of, and which part of it, one of `ENDINGS`."""
+    return _PARTS.get(key, (key, ""))
+
+
+def _canonical(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with underscores and canonical names; two spellings of one key are an error."""
+    found: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    for written, value in given.items():
+        key = str(written).replace("-", "_")
+        canonical = "".join(_part(key))
+        if canonical in found:
+            spare = written if spelled[canonical] == canonical else spelled[canonical]
+            raise InputError(
+                f"{canonical} is given twice, as {spelled[canonical]!r} and as {written!r}; remove {spare!r}."
+            )
+        spelled[canonical] = str(written)
+        found[canonical] = None if key in _PARTS and is_none(value) else value
+    return found
+
+
+def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription]) -> dict[str, Any]:
+    """The same with canonical keys, or an error that names the nearest known one."""
+    spellings = [key for key, (name, _) in _PARTS.items() if name in known and known[name].is_coefficient]
+    words = list(dict.fromkeys([*known, *spellings]))
+    for written in given:
+        key = str(written).replace("-", "_")
+        if key not in words:
+            raise InputError(f"There is no setting {written!r}; {closest(key, nearest(key, words) or known)}")
+    return _canonical(given)
+
+
+# Values ------------------------------------------------------------------------------------------------------------
+
+
+def _value(field: FieldDescription, merged: Mapping[str, Any]) -> Any:
+    if not field.is_coefficient:
+        return convert(field, merged[field.name])
+    value = _combined(field.name, *(merged.get(field.name + ending) for ending in ENDINGS))
+    if value is None and not field.optional:
+        raise InputError(f"{field.name} is none; give {field.type_text}.")
+    return value
+
+
+def _plain(key: str, given: Any) -> Any:
+    """What a coefficient is kept as: a number, a text, or the function that was given."""
+    made = _made(key, given)
+    if isinstance(made, FunctionSchedule):
+        return given
+    if isinstance(made, Schedule) and made == constant(made.phases[0].start):
+        return made.phases[0].start
+    return given if isinstance(given, str) else str(made)
+
+
+def _made(key: str, given: Any) -> AnySchedule | Controller:
+    if isinstance(given, str) and given.startswith(_FUNCTION):
+        raise InputError(f"{key} was a function, {given}, which a text cannot hold; give the function again.")
+    try:
+        return schedule(given)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
+
+
+def _fixed(given: Any) -> float | None:
+    """The number that is given, also as a text; `None` where it is something else."""
+    try:
+        return number(given, "value")
+    except InputError:
+        return None
+
+
+def _is_open(given: Any) -> bool:
+    """Whether it is a shape that lacks its start."""
+    if isinstance(given, Mapping):
+        return "start" not in given and "value" not in given
+    return isinstance(given, str) and given.strip() in NAMES
+
+
+def _is_whole(given: Any) -> bool:
+    """Whether it is a schedule that lacks nothing, and more than a number."""
+    return given is not None and _fixed(given) is None and not _is_open(given)
+
+
+def _combined(name: str, value: Any, shape: Any, ramp: Any) -> Any:
+    """One value from the three keys of a coefficient: what `coefficient_schedule` makes, with the budget still open."""
+    key = name if shape is None else f"{name}_schedule"
+    spec = value if shape is None else _started(name, value, shape)
+    length = Position() if ramp is None else _ramp_length(f"{name}_warmup_steps", ramp)
+    if length == Position():
+        return None if spec is None else _plain(key, spec)
+    if spec is None:
+        raise InputError(f"{name}_warmup_steps is {ramp!r}, but {name} is none; remove one of them.")
+    made = _made(key, spec)
+    if isinstance(made, Controller) or _starts(made)[0] == 0:
+        why = "reacts to metrics and cannot be warmed up" if isinstance(made, Controller) else "starts at 0 anyway"
+        raise InputError(f"{name}_warmup_steps is {ramp!r}, but {name} is '{made}', which {why}; remove one of them.")
+    return _plain(key, warmup(length, made))
+
+
+def _started(name: str, value: Any, shape: Any) -> Any:
+    """What the key of the schedule says, with what it leaves open taken from the value."""
+    key, fixed = f"{name}_schedule", _fixed(value)
+    if fixed is None and (value is not None or _is_open(shape)):
+        raise InputError(
+            f"{key} is {shape!r}, but {name} is {value!r}, which is no number to start from; give {name} as a number, "
+            f"or remove {key}."
+        )
+    if _is_open(shape):
+        opened = dict(shape) if isinstance(shape, Mapping) else {"shape": shape.strip()}
+        is_constant = "constant" in (opened.get("shape"), opened.get("type"), opened.get("kind"))
+        return {**({} if is_constant else {"end": 0.0}), **opened, "start": fixed}
+    if fixed is not None:
+        starts = _starts(_made(key, shape))
+        if not any(math.isclose(start, fixed, rel_tol=1e-9) for start in starts):
+            raise InputError(
+                f"{name} is {fixed:g}, but {key} is {shape!r}; remove {name}, or start the schedule there."
+            )
+    return shape
+
+
+def _ramp_length(key: str, given: Any) -> Position:
+    try:
+        return position(given)
+    except InputError as error:
+        raise InputError(f"{key}: {error}") from None
+
+
+def _starts(made: AnySchedule | Controller) -> list[float]:
+    """Where a schedule starts, and what its own warm-up leads to."""
+    if isinstance(made, Controller):
+        return []
+    if isinstance(made, FunctionSchedule):
+        return [made(0)]
+    starts = [phase.start for phase in made.phases[:2]]
+    return starts if starts[0] == 0 else starts[:1]

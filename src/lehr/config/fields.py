@@ -1,0 +1,220 @@
+"""What a field of a config is: its type, its help, and the value that a text or an object means for it."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
+import os
+import re
+import textwrap
+import types
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+from functools import cache
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from lehr.errors import InputError, closest
+from lehr.schedules.coefficients import COEFFICIENTS
+from lehr.schedules.text import parse_number
+
+_COEFFICIENT = "a coefficient, hence schedulable"
+Coef = Annotated[Any, _COEFFICIENT]
+"""The type of a field that is a coefficient: it takes whatever `lehr.schedule` takes."""
+
+MISSING: Any = dataclasses.MISSING
+"""The default of a field that has none."""
+
+
+class FieldDescription(NamedTuple):
+    """A field of a config, for help pages, flags and conversion."""
+
+    name: str
+    type_text: str
+    """What it takes, in words: `a whole number such as 64 or 500k, or none`."""
+    default: Any
+    """`MISSING` where the field must be given."""
+    help: str
+    """The docstring under the field."""
+    is_coefficient: bool
+    aliases: tuple[str, ...]
+    """Other names under which a coefficient is known."""
+    type: Any
+    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `Literal[…]` or `Coef`."""
+    optional: bool
+    """Whether it may be `None`."""
+
+
+def describe(cls: type) -> list[FieldDescription]:
+    """The fields of a config class, in their order, those of its parents included."""
+    hints, helps = get_type_hints(cls, include_extras=True), _docstrings(cls)
+    described = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        where = f"{cls.__name__}.{field.name}"
+        kind, optional = _without_none(hints[field.name])
+        is_coefficient = kind == Coef
+        if is_coefficient and field.name not in COEFFICIENTS:
+            raise TypeError(
+                f"{where} is a Coef, but COEFFICIENTS in lehr.schedules has no {field.name!r}; add it there."
+            )
+        text = _type_text(kind, where) + ", or none" * optional
+        make: Any = field.default_factory
+        default = field.default if make is MISSING else make()
+        aliases = COEFFICIENTS[field.name].aliases if is_coefficient else ()
+        help_text = helps.get(field.name, "")
+        described.append(
+            FieldDescription(field.name, text, default, help_text, is_coefficient, aliases, kind, optional)
+        )
+    return described
+
+
+def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
+    """The fields of several classes as one namespace."""
+    found: dict[str, FieldDescription] = {}
+    for cls in classes:
+        for field in describe(cls):
+            if field.name in found:
+                raise TypeError(
+                    f"Two of {', '.join(c.__name__ for c in classes)} have a field {field.name!r}; rename one."
+                )
+            found[field.name] = field
+    return found
+
+
+def nearest(given: str, words: Iterable[str]) -> list[str]:
+    """The one of many words that `given` was meant to be, if any is near."""
+    known = list(words)
+    return [word for word in known if word.startswith(given)][:1] or get_close_matches(given, known, n=1, cutoff=0.7)
+
+
+# Types -------------------------------------------------------------------------------------------------------------
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """The type without its `None`, and whether it had one."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint, False
+    members = [member for member in get_args(hint) if member is not type(None)]
+    return (members[0] if len(members) == 1 else hint), len(members) < len(get_args(hint))
+
+
+_TYPE_TEXTS = {
+    Coef: "a number or a schedule such as '0.03 -> 0.001 cosine'",
+    bool: "true or false",
+    int: "a whole number such as 64 or 500k",
+    float: "a number",
+    str: "a text",
+    tuple[int, ...]: "whole numbers such as 64,64",
+    tuple[float, ...]: "numbers such as 0.5,1",
+    tuple[str, ...]: "texts such as position,velocity",
+}
+
+
+def _type_text(kind: Any, where: str) -> str:
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if kind not in _TYPE_TEXTS:
+        raise TypeError(
+            f"{where} is annotated with {kind}; a config holds Coef, bool, int, float, str, tuple[int, ...], "
+            "tuple[float, ...], tuple[str, ...], Literal, and these or None."
+        )
+    return _TYPE_TEXTS[kind]
+
+
+@cache
+def _docstrings(cls: type) -> dict[str, str]:
+    """The docstring under each field, from the source of the class and of its parents."""
+    found: dict[str, str] = {}
+    for parent in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
+        try:
+            source = ast.parse(textwrap.dedent(inspect.getsource(parent)))
+        except (OSError, TypeError, SyntaxError):  # made at run time: there is no source, or inspect takes other lines
+            continue
+        bodies = [part.body for part in source.body if isinstance(part, ast.ClassDef) and part.name == parent.__name__]
+        for statement, following in itertools.pairwise(itertools.chain(*bodies)):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+    return found
+
+
+# Values ------------------------------------------------------------------------------------------------------------
+
+_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)")
+
+
+def is_none(given: Any) -> bool:
+    """Whether it is nothing, or a text that says so."""
+    return given is None or (isinstance(given, str) and given.strip().lower() in ("none", "null"))
+
+
+def convert(field: FieldDescription, given: Any) -> Any:
+    """The value of a static field that an object or a text means; an error says what is allowed."""
+    if field.optional and is_none(given):
+        return None
+    if get_origin(field.type) is Literal:
+        return _choice(field, given)
+    try:
+        if get_origin(field.type) is tuple:
+            return tuple(_CONVERTERS[get_args(field.type)[0]](item) for item in _items(given))
+        return _CONVERTERS[field.type](given)
+    except (ValueError, OverflowError):
+        raise InputError(f"{field.name} is {given!r}; give {field.type_text}.") from None
+
+
+def _choice(field: FieldDescription, given: Any) -> Any:
+    choices = get_args(field.type)
+    for choice in choices:
+        if (type(given) is type(choice) and given == choice) or (isinstance(given, str) and given == str(choice)):
+            return choice
+    raise InputError(f"{field.name} is {given!r}; {closest(str(given), map(str, choices))}")
+
+
+def _items(given: Any) -> Sequence[Any]:
+    """The items of a list, of a text such as `64,64` or `[64, 64]`, or of one item alone."""
+    if not isinstance(given, str):
+        return given if isinstance(given, list | tuple) else [given]
+    match = _BRACKETS.fullmatch(given.strip())
+    inner = given if match is None else match[1] or match[2] or ""
+    inner = inner.strip().removesuffix(",")
+    return [item.strip().strip("'\"") for item in inner.split(",")] if inner else []
+
+
+def _truth(given: Any) -> bool:
+    if isinstance(given, str) and given.strip().lower() in _TRUTHS:
+        return _TRUTHS[given.strip().lower()]
+    if not isinstance(given, bool):
+        raise ValueError
+    return given
+
+
+def _number(given: Any) -> float:
+    if isinstance(given, str):
+        return parse_number(given)
+    if isinstance(given, bool) or not isinstance(given, Real) or math.isnan(given):
+        raise ValueError
+    return float(given)
+
+
+def _whole_number(given: Any) -> int:
+    if isinstance(given, str) and re.fullmatch(r"\s*[-+]?\d+\s*", given):
+        return int(given)  # all its digits, where a float has only sixteen
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return int(given)
+    value = _number(given)
+    if not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str | os.PathLike):
+        raise ValueError
+    return os.fspath(given)
+
+
+_CONVERTERS: dict[Any, Callable[[Any], Any]] = {bool: _truth, int: _whole_number, float: _number, str: _text}

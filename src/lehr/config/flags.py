@@ -1,0 +1,73 @@
+"""Fields ↔ flags of the command line."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from lehr.config.build import ENDINGS, presets_of
+from lehr.config.fields import MISSING, Coef, FieldDescription, describe, fields_of, nearest
+from lehr.errors import InputError
+
+_PREFIX = "setting:"
+"""In front of a setting's name in the namespace, which holds other arguments too."""
+_METAVARS = {Coef: "SCHEDULE", int: "INTEGER", float: "NUMBER", str: "TEXT"}
+
+
+def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str]) -> None:
+    """Give the parser one flag for each field of the classes, under one title of `groups` for each class.
+
+    A flag's help is the docstring under its field. The other spellings of a coefficient, its `-schedule` and its
+    `-warmup-steps` are flags too, though the help does not list them. Values stay texts until `build`.
+    """
+    fields_of(classes)  # the names must be disjoint
+    presets = presets_of(classes)
+    for cls, title in zip(classes, groups, strict=True):
+        group = parser.add_argument_group(title)
+        if presets and hasattr(cls, "PRESETS"):
+            _add(group, "preset", metavar="NAME", help=f"A set of values for what is not given: {', '.join(presets)}.")
+            presets = {}  # one flag for all
+        for field in describe(cls):
+            _add_field(group, field)
+
+
+def given_flags(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the user gave on the command line, without any defaults."""
+    return {name.removeprefix(_PREFIX): value for name, value in vars(namespace).items() if name.startswith(_PREFIX)}
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Raise for the words that `parser.parse_known_args` did not know, with the nearest flag."""
+    for word in words:
+        flag = word.partition("=")[0]
+        if not flag.startswith("-"):
+            raise InputError(f"{word!r} is one argument too many; see '{parser.prog} --help'.")
+        near = nearest(flag.replace("_", "-"), parser._option_string_actions)
+        advice = f"did you mean {near[0]!r}?" if near else f"see '{parser.prog} --help'."
+        raise InputError(f"There is no option {flag!r}; {advice}")
+
+
+def _add_field(group: Any, field: FieldDescription) -> None:
+    default = "required" if field.default is MISSING else f"default: {_default_text(field.default)}"
+    text = f"{field.help} ({default})".strip().replace("%", "%%")
+    if field.type is bool:
+        _add(group, field.name, action=argparse.BooleanOptionalAction, help=text)
+        return
+    choices = f"{{{','.join(map(str, get_args(field.type)))}}}" if get_origin(field.type) is Literal else "LIST"
+    _add(group, field.name, metavar=_METAVARS.get(field.type, choices), help=text)
+    if field.is_coefficient:
+        for key in [spelling + ending for spelling in (field.name, *field.aliases) for ending in ENDINGS][1:]:
+            _add(group, key, help=argparse.SUPPRESS)
+
+
+def _add(group: Any, name: str, help: str, **options: Any) -> None:
+    """A flag with hyphens, and, unlisted, the same with underscores."""
+    options |= {"dest": _PREFIX + name, "default": argparse.SUPPRESS}
+    group.add_argument(f"--{name.replace('_', '-')}", help=help, **options)
+    if "_" in name:
+        group.add_argument(f"--{name}", help=argparse.SUPPRESS, **options)
+
+
+def _default_text(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ",".join(map(str, default)) or "()"
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
