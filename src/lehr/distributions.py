@@ -277,8 +277,8 @@ Distribution = Categorical | MultiCategorical | Normal | TanhNormal
 
 
 UNROLLED = 16
-"""Up to so many categories, sums over them are written out. A reduction over a short axis is a kernel of its own on a GPU,
-a few additions are part of the kernel around them."""
+"""Up to so many categories, sums over them are written out: on a GPU a reduction over a short axis is a kernel of its
+own, while a few additions are part of the kernel around them."""
 
 
 def _columns(x: jax.Array) -> list[jax.Array]:

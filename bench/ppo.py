@@ -1,0 +1,118 @@
+"""PPO's throughput beside the bare loop of the same sizes, in one run, and what schedules cost.
+
+    python bench/ppo.py              on a CPU
+    python bench/ppo.py --gpu        the sizes for one large GPU
+
+Everything is on: metrics, all coefficients scheduled, truncation, episode statistics. The ratio counts: above 1,
+the trainer with its features is faster than the bare loop without them.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import bare
+import jax
+import jax.numpy as jnp
+
+from lehr.algorithms import ppo
+from lehr.iteration import assemble, chunk
+from lehr.networks import NetworkConfig
+
+Runner = Callable[[int], Any]
+TOTAL = 10**12
+SCHEDULED = {
+    "learning_rate": "3e-3 -> 1e-3 cosine",
+    "entropy_coef": "warmup 5%, 0.01 -> 0.001 exponential",
+    "value_coef": "0.5 -> 0.4",
+    "clip_range": "0.2 -> 0.1",
+    "discount": "0.98 -> 0.99",
+    "gae_lambda": "0.95 -> 0.9",
+    "max_grad_norm": "0.5 -> 0.4",
+}
+CONSTANT = {name: text.split(", ")[-1].split(" ")[0] for name, text in SCHEDULED.items()}
+
+
+def lehr_runner(
+    settings: dict[str, Any], coefficients: dict[str, Any], network: dict[str, Any]
+) -> Callable[[int], Any]:
+    """A function that makes this many updates and waits for them."""
+    config = ppo.Config(**settings, **coefficients)
+    program, bundled, state = assemble("ppo", "CartPole-v1", config, NetworkConfig(**network), TOTAL)
+    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=1)
+    held = [state]
+
+    def run(updates: int) -> Any:
+        held[0], rows = compiled(bundled, held[0], jnp.int32(updates))
+        return jax.block_until_ready(rows)
+
+    return run
+
+
+def bare_runner(num_envs: int, horizon: int, minibatches: int, epochs: int) -> Runner:
+    init, compiled = bare.make(num_envs, horizon, minibatches, epochs)
+    held = [init(jax.random.key(0))]
+
+    def run(updates: int) -> Any:
+        held[0], rows = compiled(held[0], updates)
+        return jax.block_until_ready(rows)
+
+    return run
+
+
+def steps_per_second(
+    runners: dict[str, Callable[[int], Any]], steps: int, updates: int, turns: int
+) -> dict[str, float]:
+    """The best of a few turns each, taken one after the other so that noise hits all alike."""
+    best = dict.fromkeys(runners, float("inf"))
+    for run in runners.values():
+        run(updates)
+    for _ in range(turns):
+        for name, run in runners.items():
+            begin = time.perf_counter()
+            run(updates)
+            best[name] = min(best[name], time.perf_counter() - begin)
+    return {name: steps * updates / seconds for name, seconds in best.items()}
+
+
+def compare(num_envs: int, horizon: int, minibatches: int, epochs: int, updates: int, turns: int) -> None:
+    sizes = {"num_envs": num_envs, "horizon": horizon, "minibatches": minibatches, "epochs": epochs}
+    settings = {**sizes, "minibatching": "segments"}
+    runners = {
+        "bare": bare_runner(**sizes),
+        "scheduled": lehr_runner(settings, SCHEDULED, {}),
+        "constant": lehr_runner(settings, CONSTANT, {}),
+    }
+    found = steps_per_second(runners, num_envs * horizon, updates, turns)
+    row = {**sizes, **{name: round(rate / 1e6, 2) for name, rate in found.items()}}
+    row["lehr / bare"] = round(found["scheduled"] / found["bare"], 3)
+    row["scheduled / constant"] = round(found["scheduled"] / found["constant"], 3)
+    print(json.dumps(row), flush=True)
+
+
+def puffer(num_envs: int, horizon: int, minibatches: int, updates: int, turns: int) -> None:
+    settings = {**ppo.Config.PRESETS["puffer"], "num_envs": num_envs, "horizon": horizon, "minibatches": minibatches}
+    network = {"torso": "mingru", "recurrent_size": 128, "shared": True}
+    found = steps_per_second({"puffer": lehr_runner(settings, {}, network)}, num_envs * horizon, updates, turns)
+    row = {"preset": "puffer", "num_envs": num_envs, "horizon": horizon, "minibatches": minibatches}
+    print(json.dumps({**row, "Msteps/s": round(found["puffer"] / 1e6, 2)}), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="the sizes for one large GPU")
+    arguments = parser.parse_args()
+    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; millions of env steps per second")
+    if arguments.gpu:
+        compare(4096, 64, 8, 1, updates=200, turns=3)
+        compare(2048, 16, 32, 4, updates=100, turns=3)
+        compare(65536, 64, 8, 1, updates=50, turns=3)
+        puffer(4096, 64, 8, updates=50, turns=3)
+        puffer(16384, 64, 8, updates=20, turns=3)
+    else:
+        compare(256, 64, 8, 1, updates=10, turns=3)
+        compare(64, 16, 8, 4, updates=20, turns=3)
+        puffer(256, 64, 8, updates=3, turns=2)

@@ -1,0 +1,356 @@
+"""Proximal policy optimisation (Schulman et al., 2017), with every coefficient a schedule.
+
+    L = L_policy + value_coef · L_value − entropy_coef · H
+
+One rollout, then `epochs` passes over it in minibatches: single steps, whole segments, or segments drawn by priority.
+See docs/ppo.md for each detail.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from lehr import minibatches
+from lehr.advantages import corrected_gae, gae
+from lehr.config import Coef
+from lehr.errors import InputError
+from lehr.losses import (
+    approximate_kl,
+    clip_fraction,
+    clipped_surrogate,
+    clipped_value_loss,
+    explained_variance,
+    standardise,
+    value_loss,
+)
+from lehr.networks import ActorCriticNetwork
+from lehr.optimise import Optimiser
+from lehr.types import Key, Learner, Metrics, PyTree, Rollout
+
+Values = dict[str, jax.Array]
+"""The coefficients to apply, a float32 `[]` by name."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """PPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+
+    num_envs: int = 64
+    """Environments that run side by side."""
+    horizon: int = 64
+    """Steps of each environment in one rollout."""
+    epochs: int = 4
+    """Passes over a rollout."""
+    minibatches: int = 8
+    """Gradient steps in one pass."""
+    minibatching: Literal["flat", "segments", "prioritised"] = "flat"
+    """Minibatches of shuffled single steps, of whole shuffled segments, or of segments drawn by priority."""
+    replacement: bool = False
+    """Whether a prioritised minibatch may hold a segment twice."""
+    accumulate: int = 1
+    """Parts into which a minibatch is cut to save memory; their gradients are averaged."""
+    advantage: Literal["gae", "vtrace"] = "gae"
+    """GAE once per rollout, or corrected by V-trace's ratios of the current policy in every minibatch."""
+    standardise_advantages: bool = True
+    """Whether advantages are brought to mean 0 and deviation 1 in each minibatch."""
+    normalise_observations: bool = False
+    """Whether observations are normalised by their running mean and deviation."""
+    normalise_rewards: bool = False
+    """Whether rewards are divided by the running deviation of the discounted return."""
+    optimiser: str = "adam"
+    """Any optimiser of optax by its name: adam, adamw, rmsprop, muon, ..."""
+    learning_rate: Coef = "1e-3 -> 0"
+    """Step size of the optimiser."""
+    entropy_coef: Coef = 0.01
+    """Weight of the entropy bonus."""
+    value_coef: Coef = 0.5
+    """Weight of the value loss."""
+    clip_range: Coef = 0.2
+    """How far the probability ratio may leave 1 before its gradient is cut."""
+    value_clip_range: Coef | None = None
+    """How far a value may leave the one of the rollout before its gradient is cut; none clips nothing."""
+    discount: Coef = 0.99
+    """Worth of a reward one step later."""
+    gae_lambda: Coef = 0.95
+    """Mix of short and long returns in the advantage."""
+    max_grad_norm: Coef | None = 0.5
+    """Largest global norm of the gradient; none clips nothing."""
+    target_kl: Coef | None = None
+    """Divergence at which the rest of an update's gradient steps is left out; none leaves out nothing."""
+    rho_clip: Coef = 1.0
+    """V-trace's clip of the ratio in the temporal difference."""
+    c_clip: Coef = 1.0
+    """V-trace's clip of the ratio in the trace."""
+    priority_exponent: Coef = 0.8
+    """How sharply segments are prioritised; 0 draws them uniformly."""
+    importance_exponent: Coef = "0.2 -> 1"
+    """How fully importance weights correct for the priorities; 1 corrects fully."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "classic": {
+            "num_envs": 4,
+            "horizon": 128,
+            "epochs": 4,
+            "minibatches": 4,
+            "learning_rate": "2.5e-4 -> 0",
+            "value_clip_range": 0.2,
+        },
+        "puffer": {
+            "epochs": 1,
+            "minibatches": 8,
+            "minibatching": "prioritised",
+            "advantage": "vtrace",
+            "optimiser": "muon",
+            "learning_rate": "0.015 -> 0 cosine",
+            "entropy_coef": 0.001,
+            "value_coef": 2.0,
+            "value_clip_range": 0.2,
+            "discount": 0.995,
+            "gae_lambda": 0.9,
+            "max_grad_norm": 1.5,
+        },
+    }
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "horizon", "epochs", "minibatches", "accumulate"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.advantage == "vtrace" and self.minibatching == "flat":
+            raise InputError(
+                "advantage is 'vtrace', which needs whole segments; set minibatching to segments or prioritised."
+            )
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Coefficients that these settings do not use: they are neither evaluated nor logged."""
+        names: set[str] = set()
+        if self.advantage != "vtrace":
+            names |= {"rho_clip", "c_clip"}
+        if self.minibatching != "prioritised":
+            names |= {"priority_exponent", "importance_exponent"}
+        return frozenset(names)
+
+
+class _Batch(NamedTuple):
+    """What a minibatch is cut from, leaves `[T, N, ...]`."""
+
+    rollout: Rollout
+    advantage: jax.Array
+    target: jax.Array
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The algorithm: how a learner begins, and how it learns from a rollout."""
+
+    config: Config
+    network: ActorCriticNetwork
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser, without a learning rate."""
+        return Optimiser(self.config.optimiser)
+
+    def init(self, params: PyTree) -> Learner:
+        """A learner with these parameters."""
+        return Learner(params, self.optimiser.init(params))
+
+    def learn(self, learner: Learner, rollout: Rollout, coef: Values, key: Key) -> tuple[Learner, Metrics]:
+        """One update: advantages, then minibatches, loss and gradient step, `epochs · minibatches` times."""
+        advantage, target = gae(
+            rollout.reward,
+            rollout.value,
+            rollout.next_value,
+            rollout.terminated,
+            rollout.done,
+            coef["discount"],
+            coef["gae_lambda"],
+        )
+        batch = self._trimmed(_Batch(rollout, advantage, target))
+        params, unpack_params = self.optimiser.pack(learner.params)
+        source = _Source(self.config, batch, coef, key)
+
+        names: list[str] = []
+
+        def row(metrics: Metrics) -> jax.Array:
+            # One row for all: a scan that stacks each metric by itself would launch a kernel for each.
+            names[:] = sorted(metrics)
+            return jnp.stack([metrics[name] for name in names])
+
+        def gradient_step(carried: Any, drawn: Any) -> tuple[Any, jax.Array]:
+            params, state, priorities, active = carried
+            indices, key = drawn
+            minibatch, weights, indices = source.take(indices, priorities, key)
+            loss_and_gradients = self._gradients(unpack_params(params), minibatch, weights, coef, key)
+            (_, (metrics, advantages)), gradients = loss_and_gradients
+            step = self.optimiser.step(params, state, gradients, coef["learning_rate"], coef.get("max_grad_norm"))
+            metrics["gradient/norm"] = step.gradient_norm
+            priorities = source.updated(priorities, indices, advantages)
+            if "target_kl" not in coef:
+                return (step.params, step.state, priorities, active), row(metrics)
+            # The step is taken or left out as a whole; once left out, the rest of the update is too.
+            active &= metrics["policy/approximate_kl"] <= coef["target_kl"]
+            new, old = (step.params, step.state), (params, state)
+            kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, old)
+            metrics["policy/steps_taken"] = active.astype(jnp.float32)
+            return (*kept, priorities, active), row(metrics)
+
+        start = (params, learner.optimiser, source.priorities, jnp.bool(True))
+        (params, state, _, _), rows = jax.lax.scan(gradient_step, start, source.draws())
+        metrics = dict(zip(names, jnp.mean(rows, axis=0), strict=True))
+        metrics["value/explained_variance"] = explained_variance(rollout.value, target)
+        metrics["value/mean"] = jnp.mean(rollout.value)
+        metrics["advantage/mean"] = jnp.mean(advantage)
+        metrics["return/mean"] = jnp.mean(target)
+        return Learner(unpack_params(params), state), metrics
+
+    def _trimmed(self, batch: _Batch) -> _Batch:
+        """The batch without what these settings do not look at, so that it is not gathered."""
+        rollout, empty = batch.rollout, cast(Any, ())
+        if self.config.advantage == "gae":
+            rollout = rollout._replace(reward=empty, next_value=empty, terminated=empty, done=empty)
+            if self.config.value_clip_range is None:
+                rollout = rollout._replace(value=empty)
+        if not self.network.is_recurrent:
+            rollout = rollout._replace(reset=empty)
+        return batch._replace(rollout=rollout)
+
+    def _gradients(self, params: PyTree, minibatch: _Batch, weights: Any, coef: Values, key: Key) -> Any:
+        """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
+        differentiate = jax.value_and_grad(self.loss, has_aux=True)
+        if self.config.standardise_advantages and self.config.advantage == "gae":
+            minibatch = minibatch._replace(advantage=standardise(minibatch.advantage))
+        parts = self.config.accumulate
+        if parts == 1:
+            return differentiate(params, minibatch, weights, coef, key)
+
+        def part(sums: Any, one: Any) -> tuple[Any, jax.Array]:
+            minibatch, weights, key = one
+            (loss, (metrics, advantages)), gradients = differentiate(params, minibatch, weights, coef, key)
+            return jax.tree.map(jnp.add, sums, (loss, metrics, gradients)), advantages
+
+        def cut(x: jax.Array, axis: int) -> jax.Array:
+            if x.shape[axis] % parts:
+                raise InputError(f"A minibatch of {x.shape[axis]} cannot be cut into accumulate={parts} equal parts.")
+            shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
+            return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+        axis = 0 if self.config.minibatching == "flat" else 1
+        carry = jax.tree.map(lambda x: cut(x, 0), minibatch.rollout.carry)
+        cut_rollout = jax.tree.map(lambda x: cut(x, axis), minibatch.rollout._replace(carry=()))._replace(carry=carry)
+        whole = _Batch(cut_rollout, cut(minibatch.advantage, axis), cut(minibatch.target, axis))
+        split_weights = None if weights is None else cut(weights, 0)
+        keys = jax.random.split(key, parts)
+        first = jax.tree.map(lambda x: x[0], (whole, split_weights, keys))
+        shapes = jax.eval_shape(lambda one: differentiate(params, one[0], one[1], coef, one[2]), first)
+        (loss, (metrics, _)), gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        sums, advantages = jax.lax.scan(part, (loss, metrics, gradients), (whole, split_weights, keys))
+        loss, metrics, gradients = jax.tree.map(lambda x: x / parts, sums)
+        # [parts, T, n] back to [T, parts · n], as the segments were.
+        advantages = jnp.moveaxis(advantages, 0, axis).reshape(minibatch.advantage.shape)
+        return (loss, (metrics, advantages)), gradients
+
+    def loss(self, params: PyTree, minibatch: _Batch, weights: Any, coef: Values, key: Key) -> Any:
+        """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used."""
+        rollout, advantages, targets = minibatch
+        # --- policy and value now, and against those that acted
+        _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
+        # --- advantages of the current policy
+        if self.config.advantage == "vtrace":
+            advantages, targets = corrected_gae(
+                rollout.reward,
+                rollout.value,
+                rollout.next_value,
+                rollout.terminated,
+                rollout.done,
+                jax.lax.stop_gradient(log_ratio),
+                coef["discount"],
+                coef["rho_clip"],
+                coef["c_clip"],
+                coef["gae_lambda"],
+            )
+        found = advantages
+        if self.config.standardise_advantages and self.config.advantage == "vtrace":
+            advantages = standardise(advantages)
+        if weights is not None:
+            advantages = jnp.broadcast_to(weights, advantages.shape) * advantages
+        # --- the three losses
+        policy_loss = clipped_surrogate(log_ratio, advantages, coef["clip_range"])
+        if "value_clip_range" in coef:
+            critic_loss = clipped_value_loss(values, rollout.value, targets, coef["value_clip_range"])
+        else:
+            critic_loss = value_loss(values, targets)
+        entropy = jnp.mean(policy.entropy(key))
+        total = policy_loss + coef["value_coef"] * critic_loss - coef["entropy_coef"] * entropy
+        # --- what to watch
+        metrics = {
+            "loss/total": total,
+            "loss/policy": policy_loss,
+            "loss/value": critic_loss,
+            "loss/entropy": -coef["entropy_coef"] * entropy,
+            "policy/entropy": entropy,
+            "policy/approximate_kl": approximate_kl(log_ratio),
+            "policy/ratio": jnp.mean(jnp.exp(log_ratio)),
+            "policy/clip_fraction": clip_fraction(log_ratio, coef["clip_range"]),
+        }
+        if (std := policy.std()) is not None:
+            metrics["policy/std"] = jnp.mean(std)
+        if weights is not None:
+            metrics["priority/weight"] = jnp.mean(weights)
+            metrics["priority/weight_max"] = jnp.max(weights)
+        return total, (metrics, found)
+
+
+class _Source:
+    """Where minibatches come from: it draws indices and gathers what they point to, as one packed array."""
+
+    def __init__(self, config: Config, batch: _Batch, coef: Values, key: Key) -> None:
+        self.config, self.coef = config, coef
+        self.steps, self.size = batch.advantage.shape
+        self.draw_key, self.loss_key = jax.random.split(key)
+        self.carry = batch.rollout.carry
+        self.packed, self.unpack = minibatches.pack(batch._replace(rollout=batch.rollout._replace(carry=())))
+        if config.minibatching == "flat":
+            self.packed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.packed)
+        self.is_prioritised = config.minibatching == "prioritised"
+        self.priorities = minibatches.priorities(batch.advantage) if self.is_prioritised else ()
+
+    def draws(self) -> tuple[Any, Key]:
+        """Indices and a key for every gradient step; prioritised indices are drawn when their turn comes."""
+        config = self.config
+        count = config.epochs * config.minibatches
+        keys = jax.random.split(self.loss_key, count)
+        if self.is_prioritised:
+            return jax.random.split(self.draw_key, count), keys
+        length = self.steps * self.size if config.minibatching == "flat" else self.size
+        epochs = jax.random.split(self.draw_key, config.epochs)
+        orders = jax.vmap(lambda key: minibatches.shuffled(key, length, config.minibatches))(epochs)
+        return orders.reshape(count, -1), keys
+
+    def take(self, drawn: Any, priorities: Any, key: Key) -> tuple[_Batch, Any, jax.Array]:
+        """The minibatch, its importance weights `[n]` or `None`, and the indices of its segments."""
+        weights = None
+        if self.is_prioritised:
+            indices, chosen = minibatches.prioritised(
+                drawn,
+                priorities,
+                self.coef["priority_exponent"],
+                self.coef["importance_exponent"],
+                count=1,
+                size=self.size // self.config.minibatches,
+                replace=self.config.replacement,
+            )
+            drawn, weights = indices[0], chosen[0]
+        axis = 0 if self.config.minibatching == "flat" else 1
+        batch = self.unpack(minibatches.take(self.packed, drawn, axis=axis))
+        carry = self.carry if self.config.minibatching == "flat" else minibatches.take(self.carry, drawn, axis=0)
+        return batch._replace(rollout=batch.rollout._replace(carry=carry)), weights, drawn
+
+    def updated(self, priorities: Any, indices: jax.Array, advantages: jax.Array) -> Any:
+        """The priorities after a minibatch: what was just seen counts by its newest advantages."""
+        if not self.is_prioritised:
+            return priorities
+        return priorities.at[indices].set(minibatches.priorities(advantages))

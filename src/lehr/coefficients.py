@@ -1,0 +1,54 @@
+"""All coefficients of a run as one pytree: evaluated together, once per update, inside the compiled program."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from lehr.schedules import Controller, FunctionSchedule, Schedule, Steps, stack
+
+AnyCoefficient = Schedule | FunctionSchedule | Controller
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Coefficients:
+    """The coefficients of a run. Their numbers are leaves: to change one, or its schedule, recompiles nothing.
+
+    >>> from lehr.schedules import env_steps, schedule
+    >>> coefficients = bundle({"entropy_coef": schedule("0.2 -> 0.1", 100), "discount": schedule(0.5)})
+    >>> values = coefficients.values(coefficients.init(), env_steps(10, 5))
+    >>> {name: round(float(value), 3) for name, value in values.items()}
+    {'discount': 0.5, 'entropy_coef': 0.15}
+    """
+
+    scheduled: Schedule | None
+    """All schedules stacked, `[C, K]`: one evaluation, few kernels."""
+    others: dict[str, Any]
+    """Controllers and functions of the step."""
+    names: tuple[str, ...] = field(metadata={"static": True})
+    """The names of the stacked schedules, in order."""
+
+    def init(self) -> dict[str, Any]:
+        """The states of the controllers, part of the run's state."""
+        return {name: other.init() for name, other in self.others.items()}
+
+    def values(self, states: Mapping[str, Any], clock: Steps) -> dict[str, jax.Array]:
+        """What to apply at this update: a float32 `[]` for each name."""
+        found = {name: other.value(states[name], clock) for name, other in self.others.items()}
+        if self.scheduled is not None:
+            together = jax.vmap(lambda one: one(clock))(self.scheduled)
+            found |= {name: together[index] for index, name in enumerate(self.names)}
+        return dict(sorted(found.items()))
+
+    def update(self, states: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The states after an update with these metrics."""
+        return {name: other.update(states[name], metrics) for name, other in self.others.items()}
+
+
+def bundle(coefficients: Mapping[str, AnyCoefficient]) -> Coefficients:
+    """Put bound coefficients together."""
+    schedules = {name: one for name, one in sorted(coefficients.items()) if isinstance(one, Schedule)}
+    others = {name: one for name, one in coefficients.items() if name not in schedules}
+    return Coefficients(stack(list(schedules.values())) if schedules else None, others, tuple(schedules))

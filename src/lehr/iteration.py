@@ -1,0 +1,209 @@
+"""One update of a run as a pure function, and many of them as one compiled program.
+
+config ─► coefficients(clock) ──────────────┐
+                                            ▼
+env ─► rollout ─► advantages ─► minibatches ─► loss ─► update ─► metrics
+ ▲                                                       │
+ └───────────────────────── policy ◄─────────────────────┘
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from lehr import algorithms
+from lehr.coefficients import Coefficients, bundle
+from lehr.config import coefficients as coefficients_of
+from lehr.envs import Environment, make
+from lehr.networks import ActorCriticNetwork, NetworkConfig, actor_critic
+from lehr.normalise import initial_scaling, initial_statistics, scale_rewards
+from lehr.normalise import update as update_statistics
+from lehr.rollout import Finished, collect, initial_actor, prepare
+from lehr.schedules import env_steps
+from lehr.types import Key, Learner, Metrics, PyTree, Rollout, TrainState
+
+
+class AlgorithmConfig(Protocol):
+    """The settings that every algorithm has."""
+
+    num_envs: int
+    horizon: int
+    normalise_observations: bool
+    normalise_rewards: bool
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """Coefficients that these settings do not use."""
+
+
+class Algorithm(Protocol):
+    """What an algorithm is: settings, a network, and how a learner begins and learns."""
+
+    @property
+    def config(self) -> Any:
+        """Its settings, with at least those of `AlgorithmConfig`."""
+
+    @property
+    def network(self) -> ActorCriticNetwork:
+        """The policy and the value."""
+
+    def init(self, params: PyTree) -> Learner:
+        """A learner with these parameters."""
+
+    def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
+        """The learner after one rollout, and what there is to watch."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """All of a run that is fixed when it is compiled: a static, hashable value."""
+
+    env: Environment
+    """Prepared by `lehr.rollout.prepare`."""
+    algorithm: Algorithm
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update: every agent's, action repeats included."""
+        config = self.algorithm.config
+        return config.num_envs * self.env.num_agents * config.horizon * self.env.env_steps_per_step
+
+
+def initial_state(program: Program, coefficients: Coefficients, params: PyTree, key: Key) -> TrainState:
+    """A run before its first update."""
+    config, env = program.algorithm.config, program.env
+    actor = initial_actor(env, program.algorithm.network, config.num_envs, derive(key, "environments"))
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
+    return TrainState(
+        learner=program.algorithm.init(params),
+        actor=actor,
+        observation_statistics=initial_statistics(one) if config.normalise_observations else (),
+        reward_scaling=initial_scaling(config.num_envs * env.num_agents) if config.normalise_rewards else (),
+        controllers=coefficients.init(),
+        key=key,
+        updates=jnp.uint32(0),
+        rejected=jnp.uint32(0),
+    )
+
+
+def iteration(program: Program, coefficients: Coefficients, state: TrainState) -> tuple[TrainState, Metrics]:
+    """One rollout and the learning on it."""
+    algorithm, config = program.algorithm, program.algorithm.config
+    rollout_key, learn_key = (derive(state.key, purpose, state.updates) for purpose in ("rollout", "learn"))
+
+    # --- coefficients: of the env steps before this rollout, the same for all gradient steps on it
+    coef = coefficients.values(state.controllers, env_steps(state.updates, program.steps_per_update))
+
+    # --- rollout
+    collected = collect(
+        program.env,
+        algorithm.network,
+        state.learner.params,
+        state.actor,
+        state.observation_statistics,
+        config.horizon,
+        rollout_key,
+    )
+    rollout, statistics, scaling = collected.rollout, state.observation_statistics, state.reward_scaling
+    if config.normalise_observations:
+        statistics = update_statistics(statistics, collected.raw_obs)
+    if config.normalise_rewards:
+        scaling, reward = scale_rewards(scaling, rollout.reward, rollout.done, coef["discount"])
+        rollout = rollout._replace(reward=reward)
+
+    # --- advantages, minibatches, loss, update
+    learner, metrics = algorithm.learn(state.learner, rollout, coef, learn_key)
+
+    # --- metrics
+    metrics |= _episode_metrics(collected.finished)
+    metrics |= {f"coef/{name}": value for name, value in coef.items()}
+    controllers = coefficients.update(state.controllers, metrics)
+
+    # --- the next state, in which an update that is not finite is not applied
+    learned = learner, statistics, scaling, controllers
+    before = state.learner, state.observation_statistics, state.reward_scaling, state.controllers
+    sound = is_finite(learner.params) & jnp.isfinite(metrics["loss/total"])
+    learner, statistics, scaling, controllers = jax.tree.map(
+        lambda new, old: jnp.where(sound, new, old), learned, before
+    )
+    rejected = state.rejected + ~sound
+    metrics["update/rejected"] = rejected.astype(jnp.float32)
+    state = TrainState(
+        learner, collected.actor, statistics, scaling, controllers, state.key, state.updates + 1, rejected
+    )
+    return state, metrics
+
+
+def chunk(
+    program: Program, most: int, coefficients: Coefficients, state: TrainState, count: jax.Array
+) -> tuple[TrainState, jax.Array]:
+    """`count` updates, `most` at the most, and their metrics `[most, M]`, a column for each of `metric_names`.
+
+    `count` is traced: one program serves every length, so a run is compiled once.
+    """
+    names = metric_names(program, coefficients, state)
+
+    def update(index: jax.Array, carried: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
+        state, rows = carried
+        state, metrics = iteration(program, coefficients, state)
+        row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+        return state, rows.at[index].set(row)
+
+    rows = jnp.zeros((most, len(names)))
+    return jax.lax.fori_loop(0, count, update, (state, rows))
+
+
+def metric_names(program: Program, coefficients: Coefficients, state: TrainState) -> tuple[str, ...]:
+    """The metrics of an update, in the order of the columns."""
+    _, metrics = jax.eval_shape(lambda c, s: iteration(program, c, s), coefficients, state)
+    return tuple(sorted(metrics))
+
+
+def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
+    """The key for a purpose at a time: the same for the same seed, wherever a run was stopped and resumed."""
+    name = int.from_bytes(purpose.encode()[:4].ljust(4), "little")
+    return jax.random.fold_in(jax.random.fold_in(key, name), clock)
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Whether every number of a tree is finite, bool `[]`."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def _episode_metrics(finished: Finished) -> Metrics:
+    """Means over the episodes that ended in this rollout; NaN where none did."""
+    some = jnp.where(finished.number > 0, finished.number, jnp.nan)
+    return {
+        "episode/count": finished.number,
+        "episode/return": finished.returns / some,
+        "episode/length": finished.lengths / some,
+    }
+
+
+def assemble(
+    algorithm: str, env: str | Environment, config: Any, network_config: NetworkConfig, total_steps: int, seed: int = 0
+) -> tuple[Program, Coefficients, TrainState]:
+    """Everything a run needs before its first update: the program, its coefficients, and the first state.
+
+    Args:
+        algorithm: its name.
+        env: an environment or its name.
+        config: the algorithm's `Config`.
+        network_config: the architecture.
+        total_steps: the budget that schedules are bound to.
+        seed: of all randomness.
+    """
+    prepared = prepare(make(env))
+    key = jax.random.key(seed)
+    network, params = actor_critic(
+        prepared.observation_space, prepared.action_space, network_config, derive(key, "network")
+    )
+    program = Program(prepared, algorithms.find(algorithm).Algorithm(config, network))
+    found = coefficients_of(config, total_steps)
+    coefficients = bundle({name: one for name, one in found.items() if name not in config.unused})
+    state = jax.jit(partial(initial_state, program))(coefficients, params, key)
+    return program, coefficients, state

@@ -1,0 +1,128 @@
+"""Any optax optimiser by name, with its learning rate outside: the rate is multiplied in at the update.
+
+So a learning rate can be scheduled, swept under `vmap`, stopped and resumed like every other coefficient. An optimiser
+that treats each parameter alone works on all of them as one flat vector: on a GPU one kernel instead of one per array.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from lehr.errors import InputError, closest
+from lehr.types import PyTree
+
+_ELEMENTWISE = (
+    "adabelief adadelta adagrad adam adamax adamw adan amsgrad lion nadam nadamw radam rmsprop rprop sgd yogi"
+)
+ELEMENTWISE = frozenset(_ELEMENTWISE.split())
+"""Optimisers whose update of a parameter depends on that parameter's gradients alone."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "adam": {"eps": 1e-5},
+    "adamw": {"eps": 1e-5},
+    "rmsprop": {"decay": 0.99, "eps": 1e-5},
+}
+"""Options that differ from optax's, as is usual in reinforcement learning."""
+
+
+class Step(NamedTuple):
+    """What one update leaves behind."""
+
+    params: PyTree
+    state: PyTree
+    gradient_norm: jax.Array
+    """float32 `[]`, before clipping."""
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """An optax transformation for a learning rate of 1, and whether it works on one flat vector."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        _transformation(self.name, dict(self.options))
+
+    @property
+    def transformation(self) -> optax.GradientTransformation:
+        """The optax transformation; its learning rate is 1."""
+        return _transformation(self.name, dict(self.options))
+
+    def pack(self, params: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
+        """The parameters as this optimiser works on them, and the way back."""
+        if self.name in ELEMENTWISE:
+            return ravel_pytree(params)
+        return params, lambda packed: packed
+
+    def init(self, params: PyTree) -> PyTree:
+        """The state for these parameters, not packed."""
+        return self.transformation.init(self.pack(params)[0])
+
+    def step(self, packed: PyTree, state: PyTree, gradients: PyTree, learning_rate: Any, max_grad_norm: Any) -> Step:
+        """One update of packed parameters.
+
+            g ← g · min(1, max_grad_norm / ‖g‖)
+            θ ← θ − learning_rate · direction(g, state)
+
+        Args:
+            packed: the parameters, from `pack`.
+            state: from `init` or the last step.
+            gradients: like the parameters before packing.
+            learning_rate: a scalar.
+            max_grad_norm: a scalar, or `None` for no clipping.
+        """
+        gradients = self.pack(gradients)[0]
+        norm = optax.tree.norm(gradients)
+        if max_grad_norm is not None:
+            # A norm of 0 must not divide; a norm that is not finite must stay visible, so it is not clipped away.
+            scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+            gradients = jax.tree.map(lambda gradient: gradient * scale, gradients)
+        directions, state = self.transformation.update(gradients, state, packed)
+        packed = jax.tree.map(lambda parameter, direction: parameter + learning_rate * direction, packed, directions)
+        return Step(packed, state, norm)
+
+
+def optimiser(name: str, options: dict[str, Any] | None = None) -> Optimiser:
+    """The optimiser of this name in optax or `optax.contrib`, with its options.
+
+    >>> adam = optimiser("adam", {"b1": 0.5})
+    >>> packed, unpack = adam.pack({"w": jnp.ones(2)})
+    >>> step = adam.step(packed, adam.init({"w": jnp.ones(2)}), {"w": jnp.array([3.0, 4.0])}, 0.1, max_grad_norm=None)
+    >>> float(step.gradient_norm), [round(float(w), 3) for w in unpack(step.params)["w"]]
+    (5.0, [0.9, 0.9])
+    """
+    return Optimiser(name, tuple(sorted((options or {}).items())))
+
+
+def _transformation(name: str, options: dict[str, Any]) -> optax.GradientTransformation:
+    factory = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+    parameters = inspect.signature(factory).parameters if callable(factory) else {}
+    if "learning_rate" not in parameters:
+        raise InputError(f"There is no optimiser {name!r}; {closest(name, sorted({*ELEMENTWISE, 'muon'}))}")
+    for option in options:
+        if option not in parameters or option == "learning_rate":
+            known = [parameter for parameter in parameters if parameter != "learning_rate"]
+            raise InputError(f"The optimiser {name!r} has no option {option!r}; {closest(option, known)}")
+    chosen = {**DEFAULTS.get(name, {}), **options}
+    if name == "muon":
+        chosen.setdefault("muon_weight_dimension_numbers", _matrices)
+    return factory(learning_rate=1.0, **chosen)  # type: ignore[misc]
+
+
+def _matrices(params: PyTree) -> PyTree:
+    """Which axes of a kernel muon makes orthogonal; biases and scales, `None`, are left to adam."""
+
+    def axes(path: Any, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+        if getattr(path[-1], "key", None) != "kernel" or leaf.ndim < 2:
+            return None
+        inputs = tuple(range(leaf.ndim - 1)) if leaf.ndim == 4 else (leaf.ndim - 2,)  # a convolution sums over three
+        return optax.contrib.MuonDimensionNumbers(reduction_axis=inputs, output_axis=(leaf.ndim - 1,))
+
+    return jax.tree_util.tree_map_with_path(axes, params)

@@ -1,0 +1,99 @@
+"""The values that pass between the stages of training, each field with its shape.
+
+Axes: `T` steps of a rollout, `N` environments (agents folded in), `A` agents of one environment.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+Key = jax.Array
+"""A typed PRNG key, as `jax.random.key` makes them."""
+
+PyTree = Any
+"""Any nest of tuples, lists, dicts and registered classes whose leaves are arrays."""
+
+
+class Timestep(NamedTuple):
+    """What one environment answers to one action. With `A > 1` agents each field has a leading axis `A`."""
+
+    obs: PyTree
+    """The observation after the action, a pytree in the environment's observation space."""
+    reward: jax.Array
+    """float32 `[]`."""
+    terminated: jax.Array
+    """bool `[]`: the episode ended in a state whose future is worth nothing."""
+    truncated: jax.Array
+    """bool `[]`: the episode was cut, by a time limit for example; its future still has a value."""
+    info: dict[str, Any]
+    """More arrays, with the same keys at every step; `{}` when there is nothing to say."""
+
+
+class Rollout(NamedTuple):
+    """`T` steps of `N` environments, as they were lived through: what learning starts from."""
+
+    obs: PyTree
+    """Leaves `[T, N, ...]`: the observation that was acted on, normalised if the run normalises."""
+    action: PyTree
+    """Leaves `[T, N, ...]`: as sampled, before any clipping to the action space."""
+    log_prob: jax.Array
+    """float32 `[T, N]`: of the action under the policy that acted."""
+    reward: jax.Array
+    """float32 `[T, N]`, scaled if the run scales rewards."""
+    value: jax.Array
+    """float32 `[T, N]`: the critic's value of `obs`."""
+    next_value: jax.Array
+    """float32 `[T, N]`: of the observation that really followed; where an episode ended that is its final one."""
+    terminated: jax.Array
+    """bool `[T, N]`: the episode ended with this step, and its future is worth nothing."""
+    done: jax.Array
+    """bool `[T, N]`: it ended with this step, terminated or truncated."""
+    reset: jax.Array
+    """bool `[T, N]`: `obs` is the first of an episode, so a memory is cleared before it."""
+    carry: PyTree
+    """Leaves `[N, ...]`: the memory before the first step; a pytree without leaves for a feed-forward network."""
+
+
+class Learner(NamedTuple):
+    """What an algorithm learns: its parameters and what its optimiser remembers."""
+
+    params: PyTree
+    optimiser: PyTree
+
+
+class Actor(NamedTuple):
+    """Where acting stands between two rollouts."""
+
+    env_state: PyTree
+    """Leaves `[E, ...]`, `E` environments."""
+    obs: PyTree
+    """Leaves `[N, ...]`: what is acted on next, not normalised."""
+    reset: jax.Array
+    """bool `[N]`: `obs` is the first of an episode."""
+    carry: PyTree
+    """Leaves `[N, ...]`: the network's memory."""
+    episodes: PyTree
+    """`lehr.rollout.Episodes`, `[N]` each: the episodes under way."""
+
+
+class TrainState(NamedTuple):
+    """Everything a run remembers: saved and loaded, it goes on as if it had never stopped."""
+
+    learner: Learner
+    actor: Actor
+    observation_statistics: PyTree
+    """`RunningStatistics`, or `()` for a run that does not normalise observations."""
+    reward_scaling: PyTree
+    """`RewardScaling`, or `()` for a run that does not scale rewards."""
+    controllers: dict[str, Any]
+    """The state of each coefficient that reacts to metrics."""
+    key: Key
+    """The run's seed. Every key is derived from it by purpose and clock; it never changes."""
+    updates: jax.Array
+    """uint32 `[]`: updates made so far. The clock is this times the env steps of one update."""
+    rejected: jax.Array
+    """uint32 `[]`: updates that were not applied because they were not finite."""
+
+
+Metrics = dict[str, jax.Array]
+"""Scalars by name, `[]`, or `[U]` for a chunk of `U` updates."""
