@@ -15,6 +15,7 @@ from lehr.schedules.schedule import check_total
 from lehr.schedules.text import number_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 AnySchedule = Schedule | FunctionSchedule
@@ -22,7 +23,7 @@ AnySchedule = Schedule | FunctionSchedule
 STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 """The terminal's colours of the curves, in turn."""
 _MARKS = {"marks": "●○▲△◆◇", "ascii": "*o+x#@"}
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's, for all eyes
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's, for all eyes
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot of a braille character, by row and column."""
 _LARGEST_CHART = 1000
@@ -242,7 +243,7 @@ def figure(
     axes = made.add_subplot()
     for number, (schedule, label) in enumerate(zip(schedules, labels or map(str, schedules), strict=True)):
         steps, values = samples(schedule.bind(area.stop), area.stop, _FIGURE_SAMPLES)
-        axes.plot(steps, values, color=_COLOURS[number % len(_COLOURS)], linewidth=2, label=fill(label, _LEGEND_WIDTH))
+        axes.plot(steps, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=fill(label, _LEGEND_WIDTH))
     low, high = axes.dataLim.intervaly
     if 0 < low < high / 2:  # near enough to 0 to be seen against it
         axes.update_datalim([(0, 0)])
@@ -251,12 +252,17 @@ def figure(
     axes.set_ylabel("value")
     axes.set_xlim(0, area.stop)
     axes.xaxis.set_major_formatter(lambda step, _: area.text(step))
+    tidy(axes)
+    made.legend(loc="outside upper left", frameon=False)
+    return made
+
+
+def tidy(axes: "Axes") -> None:
+    """The look of every panel: plain numbers, a faint grid, no box."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    made.legend(loc="outside upper left", frameon=False)
-    return made
 
 
 def save_figure(made: "Figure", path: str | Path) -> None:

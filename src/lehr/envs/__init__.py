@@ -1,6 +1,6 @@
 """Environments: the protocol, the built-in ones by name, and the wrappers around them."""
 
-from lehr.envs import classic, probes, swarm
+from lehr.envs import chain, classic, probes, swarm
 from lehr.envs.base import Environment
 from lehr.envs.check import check_env
 from lehr.envs.registry import make, names, register
@@ -31,6 +31,7 @@ __all__ = [
     "RescaleAction",
     "TimeLimit",
     "Wrapper",
+    "chain",
     "check_env",
     "classic",
     "make",

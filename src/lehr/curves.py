@@ -1,0 +1,182 @@
+"""Learning curves: the return of one or more runs over env steps, with the coefficients that varied under it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lehr.errors import InputError, closest
+from lehr.plots import COLOURS, save_figure, steps_text, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Columns = Mapping[str, np.ndarray]
+"""The metrics of a run by name, each with an entry per row, as `lehr.logging.jsonl.read` gives them."""
+
+_MAIN_COEFFICIENTS = ("entropy_coef", "learning_rate", "clip_range")
+_MOST_COEFFICIENTS = 4
+_MOST_POINTS = 1000
+_SMOOTHING = 0.01
+"""The width of the average that draws the thick line, as a share of the steps."""
+_TITLE_WIDTH = 92
+"""Characters that fit above a panel."""
+
+
+def learning_curve(
+    runs: Mapping[str, Columns],
+    path: str | Path,
+    coefficients: Sequence[str] | None = None,
+    *,
+    texts: Mapping[str, str] | None = None,
+) -> None:
+    """Write the picture of `learning_figure` as PNG or SVG, as the ending of the path says."""
+    save_figure(learning_figure(runs, coefficients, texts=texts), path)
+
+
+def learning_figure(
+    runs: Mapping[str, Columns],
+    coefficients: Sequence[str] | None = None,
+    *,
+    texts: Mapping[str, str] | None = None,
+) -> "Figure":
+    """The episode return over env steps, and below it a panel for each coefficient.
+
+    A thin line is the mean return of each update, a thick one its moving average, and points with a band are
+    evaluations with one standard deviation to either side. Updates in which no episode ended are passed over.
+
+    Args:
+        runs: the metrics of each run by its name, which is its word in the legend.
+        coefficients: the names of those to draw. Left out: those that take more than one value, over time or between
+            the runs, the main ones first, at most 4.
+        texts: what to say next to a coefficient's name, such as the text of its schedule.
+    """
+    from matplotlib.figure import Figure
+
+    if not runs:
+        raise InputError("There is no run to draw; give at least one.")
+    for run, columns in runs.items():
+        if "env_steps" not in columns:
+            raise InputError(f"The run '{run}' has no metrics over 'env_steps' yet; draw it after its first update.")
+    names = _chosen(runs, coefficients)
+    heights = [3.2 + 0.2 * len(runs)] + [1.25] * len(names)
+    made = Figure(figsize=(7, sum(heights)), layout="constrained")
+    top, *panels = made.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights).flat
+    _draw_returns(top, runs)
+    _style(top, "episode return")
+    for axes, name in zip(panels, names, strict=True):
+        text = (texts or {}).get(name)
+        _draw_coefficient(axes, runs, name)
+        _style(axes, fill(f"{name}:  {text}" if text else name, _TITLE_WIDTH))
+    bottom = [top, *panels][-1]
+    bottom.set_xlabel("env steps")
+    bottom.set_xlim(0, max(_last_step(columns) for columns in runs.values()))
+    bottom.xaxis.set_major_formatter(lambda step, _: steps_text(step))
+    made.legend(loc="outside upper left", frameon=False)
+    return made
+
+
+def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[str]:
+    """The coefficients to draw: those that were asked for, or else those that take more than one value."""
+    known = {name.removeprefix("coef/") for columns in runs.values() for name in columns if name.startswith("coef/")}
+    if asked is None:
+        varied = [name for name in sorted(known) if len(np.unique(_values(runs, name))) > 1]
+        return sorted(varied, key=lambda name: (*_MAIN_COEFFICIENTS, name).index(name))[:_MOST_COEFFICIENTS]
+    for name in asked:
+        if name not in known:
+            raise InputError(f"No run has a coefficient '{name}'; {closest(name, sorted(known))}")
+    return list(asked)
+
+
+def _values(runs: Mapping[str, Columns], coefficient: str) -> np.ndarray:
+    """All finite values of a coefficient, of all runs in turn."""
+    return np.concatenate([_points(columns, f"coef/{coefficient}")[1] for columns in runs.values()])
+
+
+def _points(columns: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of the rows where a metric is finite.
+
+    >>> steps, values = _points({"env_steps": np.array([8, 16, 24]), "x": np.array([1.0, np.nan, 3.0])}, "x")
+    >>> steps.tolist(), values.tolist()
+    ([8, 24], [1.0, 3.0])
+    """
+    steps = columns["env_steps"]
+    values = columns.get(name, np.full(len(steps), np.nan))
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
+
+
+def _last_step(columns: Columns) -> float:
+    """Where a run ends; 1 at least, so that an axis has a length."""
+    return float(np.max(columns["env_steps"], initial=1))
+
+
+def _averaged(values: np.ndarray) -> np.ndarray:
+    """Means of neighbours, where the values are more than can be seen."""
+    if len(values) <= _MOST_POINTS:
+        return values
+    return np.array([np.mean(group) for group in np.array_split(values, _MOST_POINTS)])
+
+
+def _smoothed(steps: np.ndarray, values: np.ndarray, width: float) -> np.ndarray:
+    """The average around each point, weighted by a normal density over steps, so that gaps do no harm.
+
+    >>> _smoothed(np.array([1, 2, 1000]), np.array([0.0, 2.0, 5.0]), width=10).round(2).tolist()
+    [1.0, 1.0, 5.0]
+    """
+    weights = np.exp(-0.5 * ((steps[:, None] - steps[None]) / width) ** 2)
+    return weights @ values / np.sum(weights, axis=1)
+
+
+def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
+    """The returns of all runs, each in its colour, and the words of the legend."""
+    points: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linestyle": "none"}
+    evaluation = ""
+    for number, (run, columns) in enumerate(runs.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        steps, returns = map(_averaged, _points(columns, "episode/return"))
+        axes.plot(steps, returns, color=colour, linewidth=0.7, alpha=0.4)
+        smoothed = _smoothed(steps, returns, _SMOOTHING * _last_step(columns))
+        _draw_line(axes, steps, smoothed, colour, label=run)
+        steps, means = map(_averaged, _points(columns, "evaluate/return"))
+        if len(steps):
+            axes.plot(steps, means, color=colour, markeredgecolor="white", clip_on=False, zorder=3, **points)
+            evaluation = evaluation or "evaluation"
+        spread_steps, spreads = map(_averaged, _points(columns, "evaluate/return_std"))
+        if len(steps) and np.array_equal(steps, spread_steps):
+            axes.fill_between(steps, means - spreads, means + spreads, color=colour, alpha=0.12, linewidth=0)
+            evaluation = "evaluation ± 1 standard deviation"
+    if evaluation:
+        axes.plot([], [], color="0.4", label=evaluation, **points)
+    if not np.all(np.isfinite(axes.dataLim.intervaly)):
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no episode has ended", color="0.4", ha="center", transform=axes.transAxes)
+
+
+def _draw_coefficient(axes: "Axes", runs: Mapping[str, Columns], name: str) -> None:
+    """A coefficient of all runs; on a logarithmic axis where most of its values would else lie on the floor."""
+    for number, columns in enumerate(runs.values()):
+        steps, values = _points(columns, f"coef/{name}")
+        every = 1 + len(steps) // _MOST_POINTS
+        _draw_line(axes, steps[::every], values[::every], COLOURS[number % len(COLOURS)])
+    values = _values(runs, name)
+    if len(values) and np.min(values) > 0 and np.median(values) < np.max(values) / 10:
+        axes.set_yscale("log")
+        axes.locator_params(axis="y", numticks=4)
+    else:
+        axes.locator_params(axis="y", nbins=4)
+
+
+def _draw_line(axes: "Axes", steps: np.ndarray, values: np.ndarray, colour: str, label: str | None = None) -> None:
+    """A thick line, or a point where there is but one."""
+    marker = "." if len(steps) == 1 else None
+    axes.plot(steps, values, color=colour, linewidth=2, label=label, marker=marker, clip_on=marker is None)
+
+
+def _style(axes: "Axes", title: str) -> None:
+    """The look of a panel."""
+    axes.set_title(title, loc="left", fontsize="medium")
+    tidy(axes)

@@ -1,0 +1,255 @@
+"""Pictures of environments: one frame from one state, and many frames as a GIF."""
+
+import colorsys
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from PIL import Image, ImageDraw
+
+from lehr.envs.base import Environment
+from lehr.envs.classic import (
+    Acrobot,
+    AcrobotState,
+    CartPole,
+    CartPoleState,
+    MountainCar,
+    MountainCarContinuous,
+    MountainCarState,
+    Pendulum,
+    PendulumState,
+)
+from lehr.envs.swarm import Swarm, SwarmState
+from lehr.envs.wrappers import Wrapper
+from lehr.errors import InputError
+from lehr.types import PyTree
+
+Point = tuple[float, float]
+Colour = str | tuple[int, int, int]
+
+_FINER = 4
+"""How many times larger a frame is drawn than it is shown, each way, so that edges are smooth."""
+_WIDEST_GIF = 400
+_FASTEST_GIF = 50
+"""Frames a second; viewers show a frame of less than 20 ms as one of 100 ms."""
+_PALETTE_COLOURS = 128
+_PALETTE_FRAMES = 8
+"""Frames that the colours of a GIF are chosen from, spread over its length."""
+
+_INK, _GREY, _PALE = "#333333", "#aaaaaa", "#dddddd"
+_BLUE, _ORANGE, _GREEN = "#0072b2", "#e69f00", "#009e73"
+
+
+def frame(env: Environment, state: PyTree) -> np.ndarray:
+    """What a state looks like, uint8 `[H, W, 3]`.
+
+    An environment, or a wrapper, that has a method `render(state)` is asked; the built-in ones are drawn here.
+
+    Args:
+        env: an environment in any number of wrappers.
+        state: one state of it, with the wrappers' parts, of NumPy or JAX arrays without a batch axis.
+    """
+    while not hasattr(env, "render") and isinstance(env, Wrapper):
+        state = state.env_state if _has_own_state(env) else state
+        env = env.env
+    if not hasattr(env, "render"):
+        return _draw(env, jax.tree.map(np.asarray, state)).pixels()
+    pixels = np.asarray(env.render(state))
+    if not _is_frame(pixels):
+        raise InputError(
+            f"{type(env).__name__}.render gave an array {pixels.dtype} {list(pixels.shape)}; "
+            "it must give uint8 [height, width, 3]."
+        )
+    return pixels
+
+
+def save_gif(frames: Sequence[np.ndarray], path: str | Path, fps: float = 30) -> None:
+    """Write frames as a GIF that repeats for ever.
+
+    All frames share one palette. Those wider than 400 pixels are made smaller, and equal ones in a row are stored as
+    one that lasts longer.
+
+    Args:
+        frames: each uint8 `[H, W, 3]`, all of one size.
+        path: where to; the name ends in `.gif`.
+        fps: frames per second, at most 50, for a GIF counts in hundredths of a second.
+    """
+    path = Path(path)
+    if path.suffix != ".gif":
+        raise InputError(f"The film is to be written to '{path}'; the name must end in .gif.")
+    if not path.parent.is_dir():
+        raise InputError(f"The film is to be written to '{path}', but there is no folder '{path.parent}'.")
+    if not 0 < fps <= _FASTEST_GIF:
+        raise InputError(f"A GIF of {fps:g} frames per second cannot be shown; give fps above 0 and at most 50.")
+    if not frames:
+        raise InputError("There is no frame to write; give at least one.")
+    for number, pixels in enumerate(frames):
+        if not _is_frame(pixels) or pixels.shape != frames[0].shape:
+            raise InputError(
+                f"Frame {number} is an array {pixels.dtype} {list(pixels.shape)}; all must be uint8 "
+                "[height, width, 3] of one size."
+            )
+    sample = frames[:: math.ceil(len(frames) / _PALETTE_FRAMES)]
+    # An octree has few colours next to white, which Pillow's search for the nearest would take for it.
+    palette = Image.fromarray(np.concatenate(sample)).quantize(_PALETTE_COLOURS, Image.Quantize.FASTOCTREE)
+    images = []
+    for pixels in frames:
+        image = Image.fromarray(pixels)
+        image.thumbnail((_WIDEST_GIF, image.height))
+        images.append(image.quantize(palette=palette, dither=Image.Dither.NONE))
+    ends = np.rint(100 / fps * np.arange(len(frames) + 1)).astype(int)  # hundredths, rounded without drifting
+    durations = (10 * np.diff(ends)).tolist()
+    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=True)
+
+
+def _is_frame(pixels: np.ndarray) -> bool:
+    return pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
+
+
+@functools.cache
+def _has_own_state(wrapper: Wrapper) -> bool:
+    """Whether a wrapper's state holds that of the environment inside, as `env_state`, or simply is that one."""
+    outer, inner = (jax.eval_shape(env.reset, jax.random.key(0))[0] for env in (wrapper, wrapper.env))
+    structures: list[Any] = [jax.tree.structure(outer), jax.tree.structure(inner)]
+    return structures[0] != structures[1]
+
+
+class _Canvas:
+    """A white picture in the units of the task, x to the right and y upwards."""
+
+    def __init__(self, x: Point, y: Point, width: int) -> None:
+        """Show `x` from left to right and `y` from bottom to top, `width` pixels wide."""
+        self._left, self._top = x[0], y[1]
+        self._scale = _FINER * width / (x[1] - x[0])
+        size = _FINER * width, _FINER * round(width * (y[1] - y[0]) / (x[1] - x[0]))
+        self._image = Image.new("RGB", size, "white")
+        self._draw = ImageDraw.Draw(self._image)
+
+    def _place(self, point: Point) -> Point:
+        return (point[0] - self._left) * self._scale, (self._top - point[1]) * self._scale
+
+    def polygon(self, points: Sequence[Point], colour: Colour) -> None:
+        """Fill a polygon."""
+        self._draw.polygon([self._place(point) for point in points], fill=colour)
+
+    def disc(self, centre: Point, radius: float, colour: Colour) -> None:
+        """Fill a disc."""
+        self._draw.circle(self._place(centre), radius * self._scale, fill=colour)
+
+    def ring(self, centre: Point, radius: float, width: float, colour: Colour) -> None:
+        """Draw a circle whose outer radius is `radius`."""
+        pixels = max(1, round(width * self._scale))
+        self._draw.circle(self._place(centre), radius * self._scale, outline=colour, width=pixels)
+
+    def line(self, points: Sequence[Point], width: float, colour: Colour) -> None:
+        """Draw a line with round joints and ends."""
+        pixels = max(1, round(width * self._scale))
+        self._draw.line([self._place(point) for point in points], fill=colour, width=pixels)
+        for point in points:
+            self.disc(point, width / 2, colour)
+
+    def pixels(self) -> np.ndarray:
+        """The picture, uint8 `[H, W, 3]`."""
+        return np.asarray(self._image.reduce(_FINER))
+
+
+@functools.singledispatch
+def _draw(env: Any, state: PyTree) -> _Canvas:
+    """Draw a built-in environment, whose type chooses the function below."""
+    raise InputError(
+        f"{type(env).__name__} cannot be drawn: it is not a built-in task; give it a method render(state) that returns "
+        "uint8 [height, width, 3]."
+    )
+
+
+@_draw.register
+def _(env: CartPole, state: CartPoleState) -> _Canvas:
+    limit, length = env.position_limit, 2 * env.half_length
+    canvas = _Canvas((-1.15 * limit, 1.15 * limit), (-0.4, 0.25 + 1.1 * length), 400)
+    canvas.line([(-limit, -0.2), (limit, -0.2)], 0.02, _GREY)
+    for end in (-limit, limit):
+        canvas.line([(end, -0.28), (end, -0.12)], 0.02, _GREY)
+    x, _, angle, _ = map(float, state)
+    tip = x + length * math.sin(angle), length * math.cos(angle)
+    canvas.polygon([(x - 0.3, -0.2), (x + 0.3, -0.2), (x + 0.3, 0.05), (x - 0.3, 0.05)], _INK)
+    canvas.line([(x, 0), tip], 0.1, _ORANGE)
+    canvas.disc((x, 0), 0.04, _INK)
+    return canvas
+
+
+@_draw.register
+def _(env: Pendulum, state: PendulumState) -> _Canvas:
+    reach = 1.25 * env.length
+    canvas = _Canvas((-reach, reach), (-reach, reach), 240)
+    canvas.ring((0, 0), 1.1 * env.length, 0.01 * env.length, _PALE)
+    angle = float(state.angle)
+    tip = -env.length * math.sin(angle), env.length * math.cos(angle)
+    canvas.line([(0, 0), tip], 0.2 * env.length, _ORANGE)
+    canvas.disc((0, 0), 0.05 * env.length, _INK)
+    return canvas
+
+
+@_draw.register
+def _(env: Acrobot, state: AcrobotState) -> _Canvas:
+    canvas = _Canvas((-2.2, 2.2), (-2.2, 2.2), 280)
+    canvas.line([(-2.2, 1), (2.2, 1)], 0.03, _GREEN)
+    first, second, _, _ = map(float, state)
+    elbow = math.sin(first), -math.cos(first)
+    tip = elbow[0] + math.sin(first + second), elbow[1] - math.cos(first + second)
+    canvas.line([(0, 0), elbow], 0.18, _BLUE)
+    canvas.line([elbow, tip], 0.18, _ORANGE)
+    canvas.disc((0, 0), 0.05, _INK)
+    canvas.disc(elbow, 0.05, _INK)
+    return canvas
+
+
+@_draw.register
+def _(env: MountainCar | MountainCarContinuous, state: MountainCarState) -> _Canvas:
+    def road(x: float) -> Point:
+        return x, 0.45 * math.sin(3 * x)
+
+    canvas = _Canvas((-1.2, 0.6), (-0.6, 0.65), 360)
+    hill = [road(x) for x in np.linspace(-1.2, 0.6, 100)]
+    canvas.polygon([(-1.2, -0.6), *hill, (0.6, -0.6)], _PALE)
+    canvas.line(hill, 0.008, _GREY)
+    foot = road(env.goal_position)
+    pole = foot[0], foot[1] + 0.16
+    canvas.line([foot, pole], 0.008, _INK)
+    canvas.polygon([pole, (pole[0] + 0.08, pole[1] - 0.03), (pole[0], pole[1] - 0.06)], _GREEN)
+    x, y = road(float(state.position))
+    slope = math.atan(1.35 * math.cos(3 * x))
+
+    def on_car(along: float, above: float) -> Point:
+        return (
+            x + along * math.cos(slope) - above * math.sin(slope),
+            y + along * math.sin(slope) + above * math.cos(slope),
+        )
+
+    body = [(-0.07, 0.025), (0.07, 0.025), (0.07, 0.06), (0.035, 0.06), (0.02, 0.09), (-0.04, 0.09), (-0.07, 0.06)]
+    canvas.polygon([on_car(*corner) for corner in body], _ORANGE)
+    for wheel in (-0.04, 0.04):
+        canvas.disc(on_car(wheel, 0.022), 0.022, _INK)
+    return canvas
+
+
+@_draw.register
+def _(env: Swarm, state: SwarmState) -> _Canvas:
+    reach = env.half_size + 2 * env.radius
+    canvas = _Canvas((-reach, reach), (-reach, reach), 320)
+    corner = env.half_size + env.radius
+    wall = [(-corner, -corner), (corner, -corner), (corner, corner), (-corner, corner), (-corner, -corner)]
+    thin = 0.006 * env.half_size
+    canvas.line(wall, thin, _GREY)
+    hues = [colorsys.hls_to_rgb(agent / env.num_agents, 0.45, 0.75) for agent in range(env.num_agents)]
+    colours = [(round(255 * red), round(255 * green), round(255 * blue)) for red, green, blue in hues]
+    for position, target in zip(state.position, state.target, strict=True):
+        canvas.line([position, target], thin, _PALE)
+    for target, colour in zip(state.target, colours, strict=True):
+        canvas.ring(target, env.target_radius, 2 * thin, colour)
+    for position, colour in zip(state.position, colours, strict=True):
+        canvas.disc(position, env.radius, colour)
+    return canvas
