@@ -19,10 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from lehr.algorithms import ppo
+from lehr.coefficients import population
+from lehr.config import coefficients
 from lehr.iteration import assemble, chunk
 from lehr.networks import NetworkConfig
 
 Runner = Callable[[int], Any]
+Settings = dict[str, Any]
 TOTAL = 10**12
 SCHEDULED = {
     "learning_rate": "3e-3 -> 1e-3 cosine",
@@ -36,20 +39,25 @@ SCHEDULED = {
 CONSTANT = {name: text.split(", ")[-1].split(" ")[0] for name, text in SCHEDULED.items()}
 
 
-def lehr_runner(
-    settings: dict[str, Any], coefficients: dict[str, Any], network: dict[str, Any]
-) -> Callable[[int], Any]:
-    """A function that makes this many updates and waits for them."""
-    config = ppo.Config(**settings, **coefficients)
-    program, bundled, state = assemble("ppo", "CartPole-v1", config, NetworkConfig(**network), TOTAL)
+def lehr_runners(settings: Settings, variants: dict[str, Settings], network: Settings) -> dict[str, Runner]:
+    """For each variant of the coefficients a function that makes so many updates; all share one compiled program."""
+    configs = [ppo.Config(**settings, **variant) for variant in variants.values()]
+    program, first, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
+    found = [coefficients(config, TOTAL) for config in configs]
+    stacked = population([{name: one[name] for name in first.names} for one in found])
     compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=1)
-    held = [state]
 
-    def run(updates: int) -> Any:
-        held[0], rows = compiled(bundled, held[0], jnp.int32(updates))
-        return jax.block_until_ready(rows)
+    def runner(index: int) -> Runner:
+        own = jax.tree.map(lambda leaf: leaf[index], stacked)
+        held = [jax.tree.map(jnp.copy, state)]
 
-    return run
+        def run(updates: int) -> Any:
+            held[0], rows = compiled(own, held[0], jnp.int32(updates))
+            return jax.block_until_ready(rows)
+
+        return run
+
+    return {name: runner(index) for index, name in enumerate(variants)}
 
 
 def bare_runner(num_envs: int, horizon: int, minibatches: int, epochs: int) -> Runner:
@@ -81,11 +89,8 @@ def steps_per_second(
 def compare(num_envs: int, horizon: int, minibatches: int, epochs: int, updates: int, turns: int) -> None:
     sizes = {"num_envs": num_envs, "horizon": horizon, "minibatches": minibatches, "epochs": epochs}
     settings = {**sizes, "minibatching": "segments"}
-    runners = {
-        "bare": bare_runner(**sizes),
-        "scheduled": lehr_runner(settings, SCHEDULED, {}),
-        "constant": lehr_runner(settings, CONSTANT, {}),
-    }
+    variants = {"scheduled": SCHEDULED, "constant": CONSTANT}
+    runners = {"bare": bare_runner(**sizes), **lehr_runners(settings, variants, {})}
     found = steps_per_second(runners, num_envs * horizon, updates, turns)
     row = {**sizes, **{name: round(rate / 1e6, 2) for name, rate in found.items()}}
     row["lehr / bare"] = round(found["scheduled"] / found["bare"], 3)
@@ -96,7 +101,7 @@ def compare(num_envs: int, horizon: int, minibatches: int, epochs: int, updates:
 def puffer(num_envs: int, horizon: int, minibatches: int, updates: int, turns: int) -> None:
     settings = {**ppo.Config.PRESETS["puffer"], "num_envs": num_envs, "horizon": horizon, "minibatches": minibatches}
     network = {"torso": "mingru", "recurrent_size": 128, "shared": True}
-    found = steps_per_second({"puffer": lehr_runner(settings, {}, network)}, num_envs * horizon, updates, turns)
+    found = steps_per_second(lehr_runners(settings, {"puffer": {}}, network), num_envs * horizon, updates, turns)
     row = {"preset": "puffer", "num_envs": num_envs, "horizon": horizon, "minibatches": minibatches}
     print(json.dumps({**row, "Msteps/s": round(found["puffer"] / 1e6, 2)}), flush=True)
 

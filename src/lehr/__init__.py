@@ -1,20 +1,49 @@
-"""Lehr: reinforcement learning in JAX where every coefficient is a schedule."""
+"""Lehr: reinforcement learning in JAX where every coefficient is a schedule.
+
+The names below are the public API. The trainer is imported when it is first used, so that `import lehr` for its
+schedules alone stays light.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from lehr.errors import InputError
-from lehr.schedules import (
-    Schedule,
-    resolve_coefficient,
-    resolve_entropy_coefficient,
-    schedule,
-)
+from lehr.schedules import Schedule, resolve_coefficient, resolve_entropy_coefficient, schedule
+
+if TYPE_CHECKING:
+    from lehr import envs
+    from lehr.evaluation import evaluate
+    from lehr.training import Result, load, resume, train
 
 __version__ = "0.1.0.dev0"
 
+_LATER = {
+    "Result": "lehr.training",
+    "evaluate": "lehr.evaluation",
+    "load": "lehr.training",
+    "resume": "lehr.training",
+    "train": "lehr.training",
+}
+
 __all__ = [
     "InputError",
+    "Result",
     "Schedule",
     "__version__",
+    "envs",
+    "evaluate",
+    "load",
     "resolve_coefficient",
     "resolve_entropy_coefficient",
+    "resume",
     "schedule",
+    "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "envs":
+        return importlib.import_module("lehr.envs")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'lehr' has no attribute {name!r}")

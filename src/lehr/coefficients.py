@@ -1,11 +1,12 @@
 """All coefficients of a run as one pytree: evaluated together, once per update, inside the compiled program."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
+from lehr.errors import InputError
 from lehr.schedules import Controller, FunctionSchedule, Schedule, Steps, stack
 
 AnyCoefficient = Schedule | FunctionSchedule | Controller
@@ -52,3 +53,28 @@ def bundle(coefficients: Mapping[str, AnyCoefficient]) -> Coefficients:
     schedules = {name: one for name, one in sorted(coefficients.items()) if isinstance(one, Schedule)}
     others = {name: one for name, one in coefficients.items() if name not in schedules}
     return Coefficients(stack(list(schedules.values())) if schedules else None, others, tuple(schedules))
+
+
+def population(members: Sequence[Mapping[str, AnyCoefficient]]) -> Coefficients:
+    """The coefficients of many runs as one, with a leading axis on every array, for `jax.vmap` of a whole iteration.
+
+    All members have the same names, each scheduled in all of them or controlled by one kind of controller in all.
+
+    >>> from lehr.schedules import env_steps, schedule
+    >>> both = population([{"entropy_coef": schedule(0.5)}, {"entropy_coef": schedule("1 -> 0", 100)}])
+    >>> jax.vmap(lambda member: member.values({}, env_steps(25, 1))["entropy_coef"])(both).tolist()
+    [0.5, 0.75]
+    """
+    first = bundle(members[0])
+    for number, member in enumerate(members, 1):
+        if set(member) != set(members[0]):
+            raise InputError(
+                f"Member {number} of a population has the coefficients {sorted(member)}, but the first has "
+                f"{sorted(members[0])}; give all members the same."
+            )
+    scheduled = None
+    if first.names:
+        stacked = stack([member[name] for member in members for name in first.names])
+        scheduled = jax.tree.map(lambda leaf: leaf.reshape(len(members), len(first.names), -1), stacked)
+    others = {name: stack([member[name] for member in members]) for name in first.others}
+    return Coefficients(scheduled, others, first.names)

@@ -7,6 +7,7 @@ env ─► rollout ─► advantages ─► minibatches ─► loss ─► updat
  └───────────────────────── policy ◄─────────────────────┘
 """
 
+import zlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -125,7 +126,7 @@ def iteration(program: Program, coefficients: Coefficients, state: TrainState) -
     # --- the next state, in which an update that is not finite is not applied
     learned = learner, statistics, scaling, controllers
     before = state.learner, state.observation_statistics, state.reward_scaling, state.controllers
-    sound = is_finite(learner.params) & jnp.isfinite(metrics["loss/total"])
+    sound = is_finite(learner) & jnp.isfinite(metrics["loss/total"])
     learner, statistics, scaling, controllers = jax.tree.map(
         lambda new, old: jnp.where(sound, new, old), learned, before
     )
@@ -164,8 +165,7 @@ def metric_names(program: Program, coefficients: Coefficients, state: TrainState
 
 def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
     """The key for a purpose at a time: the same for the same seed, wherever a run was stopped and resumed."""
-    name = int.from_bytes(purpose.encode()[:4].ljust(4), "little")
-    return jax.random.fold_in(jax.random.fold_in(key, name), clock)
+    return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(purpose.encode())), clock)
 
 
 def is_finite(tree: PyTree) -> jax.Array:

@@ -11,7 +11,7 @@ from lehr.distributions import Distribution
 from lehr.envs import AutoReset, Environment
 from lehr.networks import ActorCriticNetwork
 from lehr.normalise import RunningStatistics, normalise
-from lehr.spaces import Box
+from lehr.policy import clip_to
 from lehr.types import Actor, Key, PyTree, Rollout
 
 
@@ -99,7 +99,9 @@ def collect(
         else:
             carry, policy = network.act(params, carry, obs, reset)
         out["action"], out["log_prob"] = policy.sample_and_log_prob(action_key)
-        env_state, timestep = jax.vmap(env.step)(env_keys, env_state, _unfold(env, to_env(env, out["action"])))
+        env_state, timestep = jax.vmap(env.step)(
+            env_keys, env_state, _unfold(env, clip_to(env.action_space, out["action"]))
+        )
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
@@ -112,7 +114,7 @@ def collect(
         reset = (terminated | truncated) if network.is_recurrent else reset
         return (env_state, next_obs, reset, carry, cut_obs), out
 
-    num_envs = jax.tree.leaves(actor.env_state)[0].shape[0]
+    num_envs = actor.reset.shape[0] // env.num_agents
     action_key, env_key = jax.random.split(key)
     # All keys are made at once, before the scan: one large kernel instead of T small ones.
     keys = jax.random.split(action_key, horizon), jax.random.split(env_key, (horizon, num_envs))
@@ -184,7 +186,9 @@ def follow_episodes(
         waiting = linear_recurrence(goes_on, marks.at[0].add(episodes.over), reverse=False)
         over = waiting - marks > 0
     counts = 1.0 - over
-    returns = linear_recurrence(goes_on, (reward * counts).at[0].add(episodes.returns), reverse=False)
+    # A NaN would outlive its episode, since 0 · NaN is NaN: a reward that is not finite is left out of the sum.
+    rewards = jnp.where(jnp.isfinite(reward), reward * counts, 0.0)
+    returns = linear_recurrence(goes_on, rewards.at[0].add(episodes.returns), reverse=False)
     lengths = linear_recurrence(goes_on, counts.at[0].add(episodes.lengths), reverse=False)
     ended = done & ~over
     # Without the barrier a GPU would run through the recurrences again inside the sums.
@@ -206,14 +210,6 @@ def _values(network: ActorCriticNetwork, params: PyTree, carry: PyTree, obs: PyT
     if together == steps:
         return network.value(params, carry, obs)
     return jax.lax.map(lambda piece: network.value(params, carry, piece), pieces).reshape(steps, size)
-
-
-def to_env(env: Environment, action: PyTree) -> PyTree:
-    """What the environment is given: a normal policy's action is clipped to its Box."""
-    space = env.action_space
-    if not isinstance(space, Box):
-        return action
-    return jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
 
 
 def _where(condition: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:

@@ -6,8 +6,8 @@ One rollout, then `epochs` passes over it in minibatches: single steps, whole se
 See docs/ppo.md for each detail.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from lehr import minibatches
 from lehr.advantages import corrected_gae, gae
 from lehr.config import Coef
-from lehr.errors import InputError
+from lehr.errors import InputError, closest
 from lehr.losses import (
     approximate_kl,
     clip_fraction,
@@ -33,6 +33,10 @@ Values = dict[str, jax.Array]
 """The coefficients to apply, a float32 `[]` by name."""
 
 
+Minibatching = Literal["auto", "flat", "segments", "prioritised"]
+Advantage = Literal["gae", "vtrace"]
+
+
 @dataclass(frozen=True)
 class Config:
     """PPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
@@ -45,13 +49,14 @@ class Config:
     """Passes over a rollout."""
     minibatches: int = 8
     """Gradient steps in one pass."""
-    minibatching: Literal["flat", "segments", "prioritised"] = "flat"
-    """Minibatches of shuffled single steps, of whole shuffled segments, or of segments drawn by priority."""
+    minibatching: Minibatching = "auto"
+    """Minibatches of shuffled single steps (flat), of whole shuffled segments, or of segments drawn by priority; auto
+    is segments where the network has a memory or the advantage is vtrace, and flat elsewhere."""
     replacement: bool = False
     """Whether a prioritised minibatch may hold a segment twice."""
     accumulate: int = 1
     """Parts into which a minibatch is cut to save memory; their gradients are averaged."""
-    advantage: Literal["gae", "vtrace"] = "gae"
+    advantage: Advantage = "gae"
     """GAE once per rollout, or corrected by V-trace's ratios of the current policy in every minibatch."""
     standardise_advantages: bool = True
     """Whether advantages are brought to mean 0 and deviation 1 in each minibatch."""
@@ -114,12 +119,15 @@ class Config:
     }
 
     def __post_init__(self) -> None:
+        for name, known in (("minibatching", get_args(Minibatching)), ("advantage", get_args(Advantage))):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}; {closest(str(getattr(self, name)), known)}")
         for name in ("num_envs", "horizon", "epochs", "minibatches", "accumulate"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
         if self.advantage == "vtrace" and self.minibatching == "flat":
             raise InputError(
-                "advantage is 'vtrace', which needs whole segments; set minibatching to segments or prioritised."
+                "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
             )
 
     @property
@@ -147,6 +155,17 @@ class Algorithm:
 
     config: Config
     network: ActorCriticNetwork
+
+    def __post_init__(self) -> None:
+        whole = self.network.is_recurrent or self.config.advantage == "vtrace"
+        if self.config.minibatching == "auto":
+            chosen: Literal["flat", "segments"] = "segments" if whole else "flat"
+            object.__setattr__(self, "config", replace(self.config, minibatching=chosen))
+        elif self.config.minibatching == "flat" and self.network.is_recurrent:
+            raise InputError(
+                "minibatching is 'flat', but the network has a memory, which needs whole segments; set minibatching to "
+                "auto, segments or prioritised."
+            )
 
     @property
     def optimiser(self) -> Optimiser:
@@ -316,6 +335,11 @@ class _Source:
         if config.minibatching == "flat":
             self.packed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.packed)
         self.is_prioritised = config.minibatching == "prioritised"
+        if self.is_prioritised and self.size < config.minibatches:
+            raise InputError(
+                f"{config.minibatches} minibatches of {self.size} segments would be empty; choose at most {self.size} "
+                "minibatches, or more environments."
+            )
         self.priorities = minibatches.priorities(batch.advantage) if self.is_prioritised else ()
 
     def draws(self) -> tuple[Any, Key]:
@@ -350,7 +374,7 @@ class _Source:
         return batch._replace(rollout=batch.rollout._replace(carry=carry)), weights, drawn
 
     def updated(self, priorities: Any, indices: jax.Array, advantages: jax.Array) -> Any:
-        """The priorities after a minibatch: what was just seen counts by its newest advantages."""
-        if not self.is_prioritised:
+        """The priorities after a minibatch: what was just seen counts by its newest advantages; GAE's do not change."""
+        if not self.is_prioritised or self.config.advantage == "gae":
             return priorities
         return priorities.at[indices].set(minibatches.priorities(advantages))

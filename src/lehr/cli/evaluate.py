@@ -1,0 +1,42 @@
+"""`lehr eval`: whole episodes with the policy of a run."""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+
+import lehr
+from lehr.cli import output
+from lehr.errors import InputError
+from lehr.logging.progress import short_number
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The run, and which episodes."""
+    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    parser.add_argument("--episodes", type=int, default=100, metavar="INTEGER", help="how many (default: 100)")
+    parser.add_argument("--sampled", action="store_true", help="draw the actions, instead of the most probable ones")
+    parser.add_argument("--seed", type=int, default=0, metavar="INTEGER", help="of the episodes (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the returns and lengths of the episodes."""
+    if arguments.episodes < 1:
+        raise InputError(f"--episodes is {arguments.episodes}; it must be 1 or more.")
+    result = lehr.load(arguments.run_name)
+    found = lehr.evaluate(
+        result.policy, result.env, arguments.episodes, seed=arguments.seed, greedy=not arguments.sampled
+    )
+    actions = "sampled" if arguments.sampled else "greedy"
+    steps = short_number(result.final["env_steps"])
+    console = output.console()
+    words = f"{arguments.episodes} episodes of {result.config['env']}, {actions} actions, after {steps} env steps"
+    console.print(output.show(console, f"{words}\n"), soft_wrap=True)
+    rows = [["return", *_statistics(found.returns)], ["length", *_statistics(found.lengths)]]
+    output.print_table(console, ("of the", "mean", "std", "least", "median", "most"), rows, words=("of the",))
+
+
+def _statistics(values: np.ndarray) -> list[str]:
+    """Mean, standard deviation, least, median and most."""
+    found = (np.mean(values), np.std(values), np.min(values), np.median(values), np.max(values))
+    return [f"{number:.6g}" for number in found]

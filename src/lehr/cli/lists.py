@@ -1,0 +1,129 @@
+"""`lehr list`: what there is to train, to schedule and to look at."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lehr import algorithms, checkpoint, config, envs, runs
+from lehr.cli import output
+from lehr.errors import InputError, closest
+from lehr.logging.progress import short_number
+from lehr.schedules import COEFFICIENTS
+from lehr.spaces import Dict, Discrete, MultiDiscrete, Space
+
+Rows = list[list[str]]
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """What to list."""
+    parser.add_argument("what", nargs="?", metavar="WHAT", help=f"one of: {', '.join(LISTS)}")
+    parser.add_argument(
+        "--root", type=Path, default=runs.ROOT, metavar="DIR", help=f"where to look for runs (default: {runs.ROOT})"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print one list, or the list of lists."""
+    if arguments.what is None:
+        header: tuple[str, ...] = ("command", "what it lists")
+        rows = [[f"lehr list {name}", listing.summary] for name, listing in LISTS.items()]
+    elif arguments.what in LISTS:
+        header, rows = LISTS[arguments.what].header, LISTS[arguments.what].rows(arguments)
+    else:
+        raise InputError(f"There is no list of {arguments.what!r}; {closest(arguments.what, LISTS)}")
+    output.print_table(output.console(), header, rows, words=[name for name in header if name not in _NUMBERS])
+
+
+def _coefficients(arguments: argparse.Namespace) -> Rows:
+    return [
+        [entry.name, ", ".join(entry.aliases), entry.range_text, entry.description] for entry in COEFFICIENTS.values()
+    ]
+
+
+def _algorithms(arguments: argparse.Namespace) -> Rows:
+    return [[name, (algorithms.find(name).__doc__ or "").partition("\n")[0]] for name in algorithms.names()]
+
+
+def _presets(arguments: argparse.Namespace) -> Rows:
+    return [
+        [algorithm, preset, ", ".join(f"{name} {_setting_text(value)}" for name, value in values.items())]
+        for algorithm in algorithms.names()
+        for preset, values in getattr(algorithms.find(algorithm).Config, "PRESETS", {}).items()
+    ]
+
+
+def _setting_text(value: Any) -> str:
+    return f"'{value}'" if isinstance(value, str) and " " in value else str(value)
+
+
+def _environments(arguments: argparse.Namespace) -> Rows:
+    rows = []
+    for name in envs.names():
+        env = envs.make(name)
+        limit = str(env.max_steps) if isinstance(env, envs.TimeLimit) else "-"
+        rows.append(
+            [name, _space_text(env.observation_space), _space_text(env.action_space), str(env.num_agents), limit]
+        )
+    return rows
+
+
+def _space_text(space: Space) -> str:
+    """A space in a few characters: its kind, with its sizes."""
+    match space:
+        case Dict():
+            return ", ".join(f"{name}: {_space_text(inner)}" for name, inner in space.spaces.items())
+        case Discrete():
+            return f"Discrete {space.n}"
+        case MultiDiscrete():
+            return f"MultiDiscrete {list(space.nvec)}"
+    return f"Box {list(space.shape)}"
+
+
+def _runs(arguments: argparse.Namespace) -> Rows:
+    found = sorted(arguments.root.glob("*/status.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise InputError(f"There is no run in '{arguments.root}'; make one with 'lehr train', or give --root.")
+    return [_run_row(runs.RunDirectory(path.parent)) for path in found]
+
+
+def _run_row(directory: runs.RunDirectory) -> list[str]:
+    """What the settings and the newest checkpoint of a run say; a run that has just begun has neither."""
+    settings = config.from_yaml(directory.config) if directory.config.is_file() else {}
+    steps = checkpoint.steps(directory.checkpoints)
+    meta: dict[str, Any] = {"env_steps": 0, "best": None}
+    if steps:
+        meta = json.loads((directory.checkpoints / f"{steps[-1]:012d}" / "meta.json").read_text())["meta"]
+    best = "-" if meta["best"] is None else f"{meta['best']:.4g}"
+    status, env = directory.read_status()["status"], str(settings.get("env", "-"))
+    return [directory.path.name, status, env, short_number(meta["env_steps"]), best]
+
+
+class _List(NamedTuple):
+    summary: str
+    header: tuple[str, ...]
+    rows: Callable[[argparse.Namespace], Rows]
+
+
+_NUMBERS = ("agents", "time limit", "env steps", "best return")
+"""The columns that hold numbers."""
+
+LISTS: dict[str, _List] = {
+    "coefficients": _List(
+        "what can be scheduled: names, ranges and meaning",
+        ("name", "other names", "range", "what it does"),
+        _coefficients,
+    ),
+    "algorithms": _List("what can be trained", ("name", "what it is"), _algorithms),
+    "presets": _List("sets of settings, for --preset", ("algorithm", "preset", "settings"), _presets),
+    "envs": _List(
+        "the environments that are built in",
+        ("name", "observations", "actions", "agents", "time limit"),
+        _environments,
+    ),
+    "runs": _List(
+        "the runs in a directory, the newest last", ("name", "status", "env", "env steps", "best return"), _runs
+    ),
+}
+"""What `lehr list` knows."""

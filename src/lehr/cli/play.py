@@ -1,0 +1,67 @@
+"""`lehr play`: one episode as a film."""
+
+import argparse
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+import lehr
+from lehr import render
+from lehr.cli import output
+from lehr.envs import Environment
+from lehr.errors import InputError
+from lehr.policy import Policy
+from lehr.types import Key, PyTree
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The run, which episode, and where the film goes."""
+    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    parser.add_argument("--gif", metavar="FILE", help="where to write the film (default: play.gif in the run)")
+    parser.add_argument("--seed", type=int, default=0, metavar="INTEGER", help="of the episode (default: 0)")
+    parser.add_argument(
+        "--max-steps", type=int, default=1000, metavar="INTEGER", help="cut a longer episode there (default: 1000)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Film an episode with the most probable actions."""
+    if arguments.max_steps < 1:
+        raise InputError(f"--max-steps is {arguments.max_steps}; it must be 1 or more.")
+    result = lehr.load(arguments.run_name)
+    path = arguments.gif or result.run_dir / "play.gif"
+    states, total = episode(result.env, result.policy, arguments.seed, arguments.max_steps)
+    render.save_gif([render.frame(result.env, state) for state in states], path)
+    console = output.console()
+    words = f"An episode of {len(states) - 1} steps and a return of {total:g} is in {path}."
+    console.print(output.show(console, words), soft_wrap=True)
+
+
+def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tuple[list[PyTree], float]:
+    """The states of one episode with the most probable actions, and its return, of many agents the mean.
+
+    It is the first episode of `lehr.evaluate` with the same seed, since its keys are derived in the same way.
+    """
+    agents = env.num_agents
+    reset_key, key = jax.random.split(jax.random.key(seed))
+    step = jax.jit(env.step)
+    state, obs = jax.jit(env.reset)(_first(reset_key))
+    carry, states = policy.initial_carry(agents), [state]
+    returns, done = np.zeros(agents), np.zeros(agents, bool)
+    while len(states) <= max_steps and not np.all(done):
+        begins = np.full(agents, len(states) == 1)
+        carry, action = policy.step(carry, obs if agents > 1 else jax.tree.map(lambda x: x[None], obs), begins)
+        action = action if agents > 1 else jax.tree.map(lambda x: x[0], action)
+        _, step_key = jax.random.split(jax.random.fold_in(key, len(states) - 1))
+        state, timestep = step(_first(step_key), state, action)
+        obs, reward = timestep.obs, np.reshape(timestep.reward, agents)
+        returns += np.where(done, 0.0, reward)
+        done |= np.reshape(timestep.terminated | timestep.truncated, agents)
+        states.append(state)
+    return states, float(np.mean(returns))
+
+
+def _first(key: Key) -> Key:
+    """The key of the first of many environments."""
+    return jax.random.split(key, 1)[0]

@@ -1,0 +1,43 @@
+"""`lehr plot`: the learning curves of runs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from lehr import runs
+from lehr.cli import output
+from lehr.curves import learning_curve
+from lehr.errors import InputError
+from lehr.logging.jsonl import read
+from lehr.schedules.coefficients import coefficient
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The runs, and what to draw of them."""
+    parser.add_argument("run_names", nargs="+", metavar="RUN", help="its directory, or its name under runs/")
+    parser.add_argument("--out", default="curve.png", metavar="FILE", help=".png or .svg (default: curve.png)")
+    parser.add_argument(
+        "--coefficients",
+        metavar="LIST",
+        help="those to draw below the return, such as entropy_coef,learning_rate (default: those that vary)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write the picture."""
+    found = [runs.RunDirectory.open(name) for name in dict.fromkeys(arguments.run_names)]
+    for directory in found:
+        if not directory.metrics.is_file():
+            raise InputError(f"The run '{directory.path}' has no metrics yet; draw it after its first update.")
+    names = None
+    if arguments.coefficients is not None:
+        names = [coefficient(name.strip().replace("-", "_")).name for name in arguments.coefficients.split(",")]
+    learning_curve({_label(one.path, found): read(one.metrics) for one in found}, arguments.out, names)
+    console = output.console()
+    console.print(output.show(console, f"The picture is in {arguments.out}."), soft_wrap=True)
+
+
+def _label(path: Path, among: Sequence[runs.RunDirectory]) -> str:
+    """The name of a run, or its whole path where another run has the same name."""
+    alone = sum(other.path.name == path.name for other in among) == 1
+    return path.name if alone else str(path)

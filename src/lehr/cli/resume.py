@@ -1,0 +1,31 @@
+"""`lehr resume`: go on with a run."""
+
+import argparse
+from collections.abc import Sequence
+
+import lehr
+from lehr import algorithms, config, runs
+from lehr.cli.summary import print_summary
+from lehr.errors import InputError
+from lehr.plan import RunConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """The run, and a flag for each setting that may change; the network, the environment and the seed may not."""
+    parser.usage = "lehr resume RUN [--total-steps STEPS] [--SETTING VALUE ...]"
+    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    if not words or words[0] in ("-h", "--help"):
+        return
+    if words[0].startswith("-"):
+        raise InputError(f"'lehr resume' is followed by {words[0]!r}; name the run first, for it says what can change.")
+    algorithm = str(config.from_yaml(runs.RunDirectory.open(words[0]).config).get("algorithm"))
+    titles = [f"settings of {name}, to change them" for name in ("the run", algorithm)]
+    config.add_flags(parser, [RunConfig, algorithms.find(algorithm).Config], titles)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Go on to the end of the budget, and say what came of it."""
+    settings = config.given_flags(arguments)
+    if "env" in settings:
+        raise InputError(f"--env is {settings['env']!r}, but a resumed run keeps its environment; leave --env out.")
+    print_summary(lehr.resume(arguments.run_name, **settings))

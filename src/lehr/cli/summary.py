@@ -1,0 +1,53 @@
+"""What `lehr train` and `lehr resume` say at the end."""
+
+import math
+import shlex
+
+import numpy as np
+
+from lehr.cli import output
+from lehr.logging.progress import duration, short_number
+from lehr.runs import RunDirectory
+from lehr.training import Result
+
+
+def print_summary(result: Result) -> None:
+    """Print how the run ended, what its policy is worth, how long it took, its files, and what can be done next."""
+    directory, final = RunDirectory(result.run_dir), {"env_steps": 0, **result.final}
+    facts: dict[str, str | list[str]] = {"run": str(directory.path), "outcome": _outcome(result, final)}
+    if "evaluate/return" in final:
+        greedy, sampled = (_mean(final, name) for name in ("evaluate/return", "evaluate/return_sampled"))
+        episodes = result.config["evaluate_episodes"]
+        facts["evaluation"] = f"greedy {greedy}, sampled {sampled}: the mean return of {episodes} episodes"
+    if "time/elapsed" in final:
+        rate = np.nanmedian(result.metrics["time/steps_per_second"])
+        facts["time"] = f"{duration(final['time/elapsed'])}, {short_number(rate)} steps/s"
+    facts["files"] = [str(path) for path in (directory.curve, directory.metrics) if path.exists()]
+    facts["next"] = _next(result, final)
+    output.print_facts(output.console(), facts)
+
+
+def _outcome(result: Result, final: dict[str, float]) -> str:
+    """How the run ended, in a few words."""
+    status = RunDirectory(result.run_dir).read_status()
+    total, target = result.config["total_steps"], result.config["target_return"]
+    steps = f"{short_number(final['env_steps'])} of {short_number(total)} env steps"
+    if target is not None and final.get("evaluate/return", -math.inf) >= target:
+        return f"solved after {steps}: the mean return reached the target of {target:g}"
+    if status["status"] == "stopped":
+        return f"stopped after {steps} ({status['reason']}); the state is saved"
+    return f"finished after {steps}" + ("" if target is None else f", below the target return of {target:g}")
+
+
+def _mean(final: dict[str, float], name: str) -> str:
+    """A mean, with its standard deviation where that is known."""
+    spread = final.get(f"{name}_std")
+    return f"{final[name]:.4g}" if spread is None else f"{final[name]:.4g} ± {spread:.3g}"
+
+
+def _next(result: Result, final: dict[str, float]) -> list[str]:
+    """Commands to go on with."""
+    name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
+    unfinished = final["env_steps"] < total
+    resume = f"lehr resume {name}" if unfinished else f"lehr resume {name} --total-steps {2 * total}"
+    return [resume, f"lehr play {name} --gif play.gif"]

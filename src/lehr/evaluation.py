@@ -1,0 +1,90 @@
+"""Whole episodes, side by side, to see what a policy is worth."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.envs import Environment, EpisodeStatistics
+from lehr.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.types import Key
+
+MOST_STEPS = 100_000
+"""An episode that has not ended by then counts as it stands."""
+
+
+class Episodes(NamedTuple):
+    """One entry for each episode and agent."""
+
+    returns: np.ndarray
+    """float32: undiscounted sums of rewards."""
+    lengths: np.ndarray
+    """int32: steps."""
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """One compiled program that runs `episodes` environments until the first episode of each is over."""
+
+    env: Environment
+    policy: PolicyProgram
+    episodes: int
+
+    def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> Episodes:
+        """Returns and lengths, with the most probable actions or with sampled ones."""
+        returns, lengths = _run(self, learned, key, jnp.bool(greedy))
+        return Episodes(np.asarray(returns).ravel(), np.asarray(lengths).ravel())
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(evaluator: Evaluator, learned: PolicyParameters, key: Key, greedy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    env, agents = EpisodeStatistics(evaluator.env), evaluator.env.num_agents
+    size = evaluator.episodes * agents
+    shape = (evaluator.episodes,) if agents == 1 else (evaluator.episodes, agents)
+    reset_key, key = jax.random.split(key)
+    env_state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, evaluator.episodes))
+    carry = evaluator.policy.network.initial_carry((size,))
+
+    def fold(x: jax.Array) -> jax.Array:
+        return x if agents == 1 else x.reshape(size, *x.shape[2:])
+
+    def unfold(x: jax.Array) -> jax.Array:
+        return x if agents == 1 else x.reshape(evaluator.episodes, agents, *x.shape[1:])
+
+    def goes_on(carried: tuple) -> jax.Array:
+        step, _, _, _, _, _, done = carried
+        return (step < MOST_STEPS) & ~jnp.all(done)
+
+    def act(carried: tuple) -> tuple:
+        step, env_state, obs, carry, returns, lengths, done = carried
+        action_key, env_key = jax.random.split(jax.random.fold_in(key, step))
+        reset = jnp.broadcast_to(step == 0, (size,))
+        carry, action = evaluator.policy.act(learned, carry, jax.tree.map(fold, obs), reset, action_key, greedy)
+        keys = jax.random.split(env_key, evaluator.episodes)
+        env_state, timestep = jax.vmap(env.step)(keys, env_state, jax.tree.map(unfold, action))
+        info = timestep.info
+        # What is over keeps its numbers; its environment is stepped on, which nobody looks at.
+        returns = jnp.where(done, returns, info["episode_return"])
+        lengths = jnp.where(done, lengths, info["episode_length"])
+        done = done | timestep.terminated | timestep.truncated
+        return step + 1, env_state, timestep.obs, carry, returns, lengths, done
+
+    start = (jnp.int32(0), env_state, obs, carry, jnp.zeros(shape), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool))
+    _, _, _, _, returns, lengths, _ = jax.lax.while_loop(goes_on, act, start)
+    return returns, lengths
+
+
+def evaluate(policy: Policy, env: Environment, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Episodes:
+    """Run whole episodes in parallel.
+
+    Args:
+        policy: from a result of training, or from `lehr.load`.
+        env: the environment, with its time limit, for example `lehr.envs.make("CartPole-v1")`.
+        episodes: how many.
+        seed: of the environments, and of the actions if they are sampled.
+        greedy: whether the most probable action is taken, instead of a sampled one.
+    """
+    return Evaluator(env, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)

@@ -1,0 +1,316 @@
+"""The host side of a run: compiled chunks of updates, and while the device works on the next one, logs of the last."""
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr import checkpoint, runs
+from lehr.errors import InputError
+from lehr.evaluation import Evaluator
+from lehr.iteration import chunk, derive, metric_names
+from lehr.logging import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases
+from lehr.logging.jsonl import truncate_after
+from lehr.plan import Plan
+from lehr.types import TrainState
+
+MOST_UPDATES = 1024
+"""Updates in one chunk at the most; their metrics are held on the device until the chunk is over."""
+CHUNK_SECONDS = 0.5
+"""How long a chunk should take: so often the progress is shown, and so soon a signal is answered."""
+
+ProgressFunction = Callable[[int, dict[str, float]], Any]
+
+
+class RunFailed(RuntimeError):
+    """A run that stopped because it could not go on; its last good state is saved."""
+
+
+class Loop:
+    """The loop around the compiled chunks of one run."""
+
+    def __init__(
+        self, plan: Plan, directory: runs.RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
+    ) -> None:
+        self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
+        self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)
+        self.names = metric_names(plan.program, plan.coefficients, plan.state)
+        self.state, self.elapsed = plan.state, 0.0
+        self.best: float | None = None
+        self.best_update: int | None = None
+        self.saved: int | None = None
+        """The update of the newest checkpoint."""
+        if resumes:
+            self.state, meta, _ = checkpoint.newest(directory.checkpoints, plan.state, report=self.warn)
+            self.saved = int(self.state.updates)
+            plan.check_clock(self.saved, meta["env_steps"])
+            if self.saved > plan.updates:
+                raise InputError(
+                    f"total_steps is {plan.run.total_steps}, but '{directory.path}' has made {meta['env_steps']} env "
+                    "steps already; give at least as many."
+                )
+            self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
+            truncate_after(directory.metrics, self.saved)
+        self.done = int(self.state.updates)
+        self.rejected = int(self.state.rejected)
+        self.last: dict[str, float] = {}
+        """The newest value of each metric that was logged."""
+        self.pace = float("inf")
+        """Seconds of one update, in the newest chunk."""
+        self.stop_reason: str | None = None
+        self.failure: Exception | None = None
+        """Why the run stops, where it is not the user's wish: raised once everything is written down."""
+        self.begin = time.perf_counter() - self.elapsed
+        policy = plan.policy(self.state).program
+        self.evaluator = Evaluator(plan.env, policy, plan.run.evaluate_episodes)
+        # The one that may be refused comes first, as long as no file is open.
+        online = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
+        backends: list[Any] = [JsonLines(directory.metrics)]
+        if plan.run.tensorboard:
+            after = self.done * plan.program.steps_per_update if resumes else None
+            backends.append(TensorBoard(directory.tensorboard, after=after))
+        self.loggers = Loggers(*backends, *online)
+
+    def say(self, text: str) -> None:
+        """Tell the user, above the progress bar."""
+        self.progress.message(text)
+
+    def warn(self, text: str) -> None:
+        """Tell the user what should not be missed, also where no progress is shown."""
+        if self.plan.run.progress:
+            self.say(text)
+        else:
+            logging.getLogger("lehr").warning(text)
+
+    def run(self) -> TrainState:
+        """All chunks to the end, or to where the run stops; the state then."""
+        try:
+            with self._files(), self.progress, self.loggers, self._signals():
+                self.directory.write_status("running")
+                if self.done < self.plan.updates:
+                    self._run_chunks()
+                    self.save()
+                    learned = self.plan.policy(self.state).learned
+                    checkpoint.save(self.directory.policy, learned, self.done, {}, keep=1)
+            if self.failure is not None:
+                raise self.failure
+            with self._files():
+                if self.done < self.plan.updates:
+                    self.directory.write_status("stopped", self.stop_reason or "")
+                else:
+                    self.directory.write_status("finished")
+        except BaseException as error:
+            with contextlib.suppress(OSError):  # a full disk is what the user must hear of, not that it is full again
+                self.directory.write_status("failed", f"{type(error).__name__}: {error}")
+            raise
+        return self.state
+
+    def _run_chunks(self) -> None:
+        """Dispatch a chunk, and while the device works on it, write down the one before."""
+        plan = self.plan
+        compiled = self._compile()
+        pending: tuple[int, int, jax.Array] | None = None
+        count = 1
+        while self.done < plan.updates and self.stop_reason is None:
+            count = min(count, self._next_event() - self.done)
+            self.state, rows = compiled(plan.coefficients, self.state, jnp.int32(count))
+            before, pending = pending, (self.done, count, rows)
+            self.done += count
+            if before is not None:
+                self._log(self._rows(*before))
+            if self.done == self._next_event(self.done - 1):
+                self._event(self._rows(*pending))
+                pending = None
+            self._report()
+            count = _next_count(count, self.pace)
+        if pending is not None:
+            self._log(self._rows(*pending))
+            self._report()
+
+    def _compile(self) -> Any:
+        begin = time.perf_counter()
+        program = jax.jit(partial(chunk, self.plan.program, MOST_UPDATES), donate_argnums=1)
+        compiled = program.lower(self.plan.coefficients, self.state, jnp.int32(1)).compile()
+        self.compile_seconds = time.perf_counter() - begin
+        self.elapsed = time.perf_counter() - self.begin  # the first chunk is not slow because of it
+        self.say(f"compiled in {self.compile_seconds:.1f} s")
+        return compiled
+
+    # Events: checkpoints and evaluations, at fixed updates, so that a resumed run has the same ones -------------------
+
+    @property
+    def _checkpoint_interval(self) -> int:
+        every = self.plan.run.checkpoint_every
+        return self.plan.every(every) if every else max(1, -(-self.plan.updates // 10))
+
+    @property
+    def _evaluate_interval(self) -> int | None:
+        every = self.plan.run.evaluate_every
+        return self.plan.every(every) if every else None
+
+    def _next_event(self, update: int | None = None) -> int:
+        """The first update after this one, the newest by default, that something happens after."""
+        done = self.done if update is None else update
+        intervals = [self._checkpoint_interval, self._evaluate_interval or self.plan.updates]
+        return min([self.plan.updates, *((done // interval + 1) * interval for interval in intervals)])
+
+    def _event(self, rows: list[dict[str, Any]]) -> None:
+        """After a chunk that ends where something is due: evaluate, log the chunk's rows, and save."""
+        is_last = self.done >= self.plan.updates
+        is_best = False
+        if is_last or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
+            found = self._evaluate()
+            rows[-1] |= found
+            is_best = self._is_best(found)
+        self._log(rows)
+        if is_last or is_best or self.done % self._checkpoint_interval == 0:
+            self.save()
+        self.elapsed = time.perf_counter() - self.begin  # the next chunk is not slow because of it
+
+    def _evaluate(self) -> dict[str, float]:
+        """The metrics of an evaluation, to go with those of the update that it follows."""
+        if self.plan.run.evaluate_episodes == 0:
+            return {}
+        learned = self.plan.policy(self.state).learned
+        key = derive(self.state.key, "evaluate", self.done)
+        greedy, sampled = (self.evaluator(learned, key, greedy) for greedy in (True, False))
+        return {
+            "evaluate/return": float(greedy.returns.mean()),
+            "evaluate/return_std": float(greedy.returns.std()),
+            "evaluate/length": float(greedy.lengths.mean()),
+            "evaluate/return_sampled": float(sampled.returns.mean()),
+        }
+
+    def _is_best(self, evaluation: dict[str, float]) -> bool:
+        """Whether no evaluation before was as good; and whether the run has reached its target."""
+        found, target = evaluation.get("evaluate/return", float("nan")), self.plan.run.target_return
+        if target is not None and found >= target:
+            self.stop_reason = f"the target return {target:g} is reached"
+        if not np.isfinite(found) or (self.best is not None and found <= self.best):
+            return False
+        self.best, self.best_update = found, self.done
+        return True
+
+    def save(self) -> None:
+        """Write a checkpoint of the state as it is, if there is none, after the metrics that led to it."""
+        if self.saved == self.done:
+            return
+        self.loggers.flush()
+        meta = {
+            "best": self.best,
+            "best_update": self.best_update,
+            "elapsed": time.perf_counter() - self.begin,
+            "env_steps": self.done * self.plan.program.steps_per_update,
+        }
+        protect = () if self.best_update is None else (self.best_update,)
+        checkpoint.save(
+            self.directory.checkpoints, self.state, self.done, meta, self.plan.run.keep_checkpoints, protect
+        )
+        self.saved = self.done
+
+    # Metrics ------------------------------------------------------------------------------------------------------
+
+    def _rows(self, begin: int, count: int, rows: jax.Array) -> list[dict[str, Any]]:
+        """The metrics of a chunk, a row for each update; this waits until the device is through with it."""
+        table = np.asarray(rows)[:count]
+        now = time.perf_counter() - self.begin
+        steps = self.plan.program.steps_per_update
+        before, self.elapsed = self.elapsed, now
+        self.pace = (now - before) / count
+        found = []
+        for number, values in enumerate(table, start=1):
+            row: dict[str, Any] = {"update": begin + number, "env_steps": (begin + number) * steps}
+            row |= {name: value.item() for name, value in zip(self.names, values, strict=True)}
+            row["time/elapsed"] = before + self.pace * number
+            row["time/steps_per_second"] = steps / max(self.pace, 1e-9)
+            found.append(row)
+        return found
+
+    def _log(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self.loggers.log(row)
+            if row["update/rejected"] > self.rejected:
+                self._reject(row)
+            self.last |= {name: value for name, value in row.items() if not np.isnan(value)}
+        self.loggers.flush()
+
+    def _report(self) -> None:
+        """Show the newest metrics, which may be those of the chunk before the newest, and give them to the user."""
+        if not self.last:
+            return
+        steps = int(self.last["env_steps"])
+        self.progress.update(steps, self.last, self.last["time/steps_per_second"])
+        if self.progress_fn is None:
+            return
+        try:
+            answer = self.progress_fn(steps, dict(self.last))
+        except Exception as error:
+            self._fail(error)
+            return
+        if isinstance(answer, bool | np.bool_) and answer:
+            self.stop_reason = "progress_fn asked for it"
+
+    def _reject(self, row: dict[str, Any]) -> None:
+        """An update was not applied: say why, and stop if there were too many."""
+        self.rejected = int(row["update/rejected"])
+        if self.failure is not None:
+            return
+        causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
+        applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
+        what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
+        self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
+        if self.rejected > self.plan.run.max_rejected:
+            self._fail(
+                RunFailed(
+                    f"{self.rejected} updates were not finite, more than max_rejected={self.plan.run.max_rejected}; "
+                    f"the last good state is saved in '{self.directory.path}'."
+                )
+            )
+
+    def _fail(self, error: Exception) -> None:
+        """Stop as if asked to, so that nothing is lost, and only then raise the error."""
+        self.failure = self.failure or error
+        self.stop_reason = "it failed"
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[None]:
+        """Put what the disk refuses into a sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise RunFailed(
+                f"The run '{self.directory.path}' cannot be written: {error.strerror or error}; it can be resumed from "
+                f"update {self.saved} when that is mended."
+            ) from error
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run after the chunk under way; a second Ctrl-C ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: Any) -> None:
+            self.stop_reason = f"signal {signal.Signals(number).name}"
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _next_count(count: int, pace: float) -> int:
+    """How many updates the next chunk makes, so that it takes about `CHUNK_SECONDS` at this many seconds an update."""
+    wanted = CHUNK_SECONDS / max(pace, 1e-6)
+    return int(min(max(wanted, 1), 4 * count, MOST_UPDATES))

@@ -1,0 +1,140 @@
+"""A run before it begins: its settings, its compiled program, its coefficients and its first state."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from lehr import algorithms, config
+from lehr.coefficients import Coefficients
+from lehr.envs import ActionRepeat, Environment, FlattenObservation, FrameStack, make
+from lehr.errors import InputError
+from lehr.iteration import Program, assemble
+from lehr.networks import NetworkConfig
+from lehr.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.types import TrainState
+
+_LEAST = {
+    "total_steps": 1,
+    "action_repeat": 1,
+    "frame_stack": 1,
+    "evaluate_episodes": 0,
+    "keep_checkpoints": 1,
+    "max_rejected": 0,
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run does, whatever the algorithm."""
+
+    env: str = "CartPole-v1"
+    """The environment's name."""
+    total_steps: int = 500_000
+    """The budget in env steps."""
+    seed: int = 0
+    """Of all randomness."""
+    action_repeat: int = 1
+    """How many env steps each action is held; they count toward the budget."""
+    frame_stack: int = 1
+    """How many of the newest observations the agent sees."""
+    evaluate_every: int | None = None
+    """Env steps between evaluations; none evaluates at the end only."""
+    evaluate_episodes: int = 100
+    """Episodes of an evaluation; 0 evaluates never."""
+    target_return: float | None = None
+    """Stop when the mean return of an evaluation reaches this."""
+    checkpoint_every: int | None = None
+    """Env steps between checkpoints; none makes ten in a run."""
+    keep_checkpoints: int = 3
+    """How many checkpoints are kept, besides the best."""
+    max_rejected: int = 10
+    """So many updates that are not finite are left out before the run stops."""
+    tensorboard: bool = True
+    """Whether metrics go to TensorBoard files too."""
+    wandb: bool = False
+    """Whether metrics go to Weights & Biases too."""
+    progress: bool = True
+    """Whether the progress is shown."""
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
+        for name in ("evaluate_every", "checkpoint_every"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
+        if self.target_return is not None and (self.evaluate_every is None or self.evaluate_episodes == 0):
+            raise InputError(
+                f"target_return is {self.target_return:g}, but nothing is evaluated before the end; give "
+                "evaluate_every too, and evaluate_episodes of 1 or more."
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a run but its directory."""
+
+    algorithm: str
+    run: RunConfig
+    settings: Any
+    network: NetworkConfig
+    env: Environment
+    program: Program
+    coefficients: Coefficients
+    state: TrainState
+
+    @property
+    def mapping(self) -> dict[str, Any]:
+        """All settings by name, the algorithm's included."""
+        return {"algorithm": self.algorithm, **config.to_mapping(self.run, self.settings, self.network)}
+
+    @property
+    def updates(self) -> int:
+        """Updates of the whole run: as many as the budget needs."""
+        return -(-self.run.total_steps // self.program.steps_per_update)
+
+    def check_clock(self, updates: int, env_steps: int) -> None:
+        """Make sure that the updates of a checkpoint are as many env steps here as they were."""
+        now = self.program.steps_per_update
+        if updates * now != env_steps:
+            raise InputError(
+                f"An update has {now} env steps with these settings, but the {updates} updates of the run had "
+                f"{env_steps // updates} each, so its clock would jump; keep horizon and action_repeat as they were."
+            )
+
+    def every(self, env_steps: int) -> int:
+        """Updates between two events that are to be this many env steps apart."""
+        return max(1, round(env_steps / self.program.steps_per_update))
+
+    def policy(self, state: TrainState) -> Policy:
+        """The policy of a state."""
+        network = self.program.algorithm.network
+        program = PolicyProgram(network, self.env.observation_space, self.env.action_space)
+        return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
+
+
+def make_plan(algorithm: str, settings: Mapping[str, Any], env: Environment | str | None = None) -> Plan:
+    """Read the settings and assemble the run; `env` stands for the environment where that is no name."""
+    use_compilation_cache()
+    classes = [RunConfig, algorithms.find(algorithm).Config, NetworkConfig]
+    run, algorithm_config, network = config.build(classes, settings)
+    made = make(run.env if env is None else env)
+    if run.action_repeat > 1:
+        made = ActionRepeat(made, run.action_repeat)
+    if run.frame_stack > 1:
+        made = FlattenObservation(FrameStack(made, run.frame_stack))
+    program, coefficients, state = assemble(algorithm, made, algorithm_config, network, run.total_steps, run.seed)
+    return Plan(algorithm, run, algorithm_config, network, made, program, coefficients, state)
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between runs, unless JAX was told otherwise; `LEHR_CACHE=off` turns it off."""
+    place = os.environ.get("LEHR_CACHE") or str(Path.home() / ".cache" / "lehr" / "compiled")
+    if place == "off" or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
+        return
+    jax.config.update("jax_compilation_cache_dir", place)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

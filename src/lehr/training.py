@@ -1,0 +1,247 @@
+"""Train, resume, load: a run from its settings, or from its directory."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr import checkpoint, config, runs
+from lehr.curves import learning_curve
+from lehr.envs import Environment
+from lehr.errors import InputError
+from lehr.logging.jsonl import read
+from lehr.loop import Loop, ProgressFunction
+from lehr.plan import Plan, make_plan
+from lehr.policy import Policy
+from lehr.types import TrainState
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run: what it learned, and everything about it. `lehr.load` gives the same from its directory."""
+
+    run_dir: Path
+    algorithm: str
+    config: dict[str, Any]
+    """All settings by name, as in the run's `config.yaml`."""
+    state: TrainState
+    policy: Policy
+    env: Environment = field(repr=False)
+    """With its time limit, not batched."""
+
+    @property
+    def params(self) -> Any:
+        """The parameters, a plain dict of arrays."""
+        return self.state.learner.params
+
+    @cached_property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The whole history, a column for each metric; what was not measured at an update is NaN there."""
+        return read(self.run_dir / "metrics.jsonl")
+
+    @property
+    def final(self) -> dict[str, float]:
+        """The newest value of each metric, the coefficients that were applied last included."""
+        newest = {}
+        for name, column in self.metrics.items():
+            known = column[~np.isnan(column)] if column.dtype.kind == "f" else column
+            newest[name] = float(known[-1]) if len(known) else float("nan")
+        return newest
+
+
+def train(
+    algorithm: str = "ppo",
+    env: str | Environment | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    from_run: str | Path | None = None,
+    progress_fn: ProgressFunction | None = None,
+    **settings: Any,
+) -> Result:
+    """Train, and return what was learned.
+
+    Args:
+        algorithm: its name.
+        env: an environment, or its name; CartPole-v1 by default.
+        run_dir: where everything about the run is kept; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
+        from_run: a run to begin from: its state, its clock and its settings, but for those given here.
+        progress_fn: called with the env steps so far and the newest metrics; if it returns `True` the run stops.
+        settings: of `RunConfig`, of the algorithm's `Config` and of `NetworkConfig`, in one namespace; every
+            coefficient takes any schedule.
+    """
+    if env is not None:
+        settings["env"] = env if isinstance(env, str) else type(env).__name__
+    instance = None if isinstance(env, str) else env
+    if from_run is None:
+        plan = make_plan(algorithm, settings, instance)
+    else:
+        plan = _fork(algorithm, runs.RunDirectory.open(from_run), settings, instance)
+    path = Path(run_dir or runs.default_path(algorithm, plan.run.env, plan.run.seed))
+    existed = path.is_dir()
+    with _writable(path):
+        made = runs.RunDirectory.create(path)
+    with made as directory:
+        try:
+            loop = _begin(plan, directory, progress_fn)
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            if existed:
+                path.mkdir()
+            raise
+        return _run(plan, directory, loop)
+
+
+def resume(
+    run: str | Path,
+    *,
+    env: Environment | None = None,
+    progress_fn: ProgressFunction | None = None,
+    **settings: Any,
+) -> Result:
+    """Go on with a run that was stopped, as if it had not been.
+
+    Args:
+        run: its directory, or its name under `runs/`.
+        env: the environment, where it was not given by name.
+        progress_fn: as for `train`.
+        settings: that change; `total_steps` extends the run, and shares of the budget are then shares of the new one.
+    """
+    directory = runs.RunDirectory.open(run)
+    with _writable(directory.path):
+        directory.lock()
+    with directory:
+        algorithm, saved = _settings(directory)
+        plan = make_plan(algorithm, _changed(saved, settings), env)
+        if plan.run.seed != saved["seed"]:
+            raise InputError(
+                f"seed is {plan.run.seed}, but the run's is {saved['seed']}, which a resumed run keeps; leave it out, "
+                "or fork the run with train(from_run=...)."
+            )
+        loop = _begin(plan, directory, progress_fn, resumes=True)
+        if saved["total_steps"] != plan.run.total_steps:
+            loop.say(
+                f"The budget was {saved['total_steps']} env steps and is now {plan.run.total_steps}: schedules that "
+                "count in shares of it are bound anew."
+            )
+        return _run(plan, directory, loop)
+
+
+def load(run: str | Path, env: Environment | None = None) -> Result:
+    """A run from its directory: its newest state, its policy, its settings and its metrics."""
+    directory = runs.RunDirectory.open(run)
+    algorithm, saved = _settings(directory)
+    plan = make_plan(algorithm, _without_functions(saved), env)
+    state, _, _ = checkpoint.newest(directory.checkpoints, plan.state)
+    result = _result(plan, directory, state)
+    functions = {name: value for name, value in saved.items() if _is_function(value)}
+    return replace(result, config=result.config | functions)
+
+
+def _settings(directory: runs.RunDirectory) -> tuple[str, dict[str, Any]]:
+    """The algorithm of a run, and its other settings."""
+    if not directory.config.exists():
+        raise InputError(f"The run '{directory.path}' ended before it began; remove it and start it anew.")
+    saved = config.from_yaml(directory.config)
+    return saved.pop("algorithm"), saved
+
+
+def _changed(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run with some of them changed."""
+    if "preset" in settings:
+        raise InputError(
+            f"preset is {settings['preset']!r}, which fills in what is not given, but a run has all its settings; give "
+            "those that change by their names."
+        )
+    return config.merge(saved, settings)
+
+
+def _without_functions(saved: dict[str, Any]) -> dict[str, Any]:
+    """The settings without coefficients that were functions, which no text can hold; a state looks the same."""
+    return {name: value for name, value in saved.items() if not _is_function(value)}
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("<function ")
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Put what the disk refuses into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"The run '{path}' cannot be written: {error.strerror or error}; mend that, or choose another place."
+        ) from error
+
+
+def _begin(
+    plan: Plan, directory: runs.RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
+) -> Loop:
+    """The loop of a run, whose directory then holds all that a resume needs."""
+    with _writable(directory.path), contextlib.ExitStack() as undo:
+        loop = Loop(plan, directory, progress_fn, resumes)
+        undo.callback(loop.loggers.close)
+        loop.save()
+        _write_config(directory, plan)  # the last file of a new run: where it is, the others are
+        undo.pop_all()
+    return loop
+
+
+def _write_config(directory: runs.RunDirectory, plan: Plan) -> None:
+    """Write the settings as a whole: a process killed meanwhile leaves the old file or the new one."""
+    temporary = directory.config.with_suffix(".tmp")
+    config.to_yaml(temporary, plan.mapping)
+    temporary.replace(directory.config)
+
+
+def _fork(algorithm: str, origin: runs.RunDirectory, settings: dict[str, Any], env: Environment | None) -> Plan:
+    """A new run that begins where another stands, with other settings."""
+    old_algorithm, saved = _settings(origin)
+    if algorithm != old_algorithm:
+        raise InputError(f"'{origin.path}' is a run of {old_algorithm}; a run of {algorithm} cannot begin from it.")
+    old = make_plan(algorithm, _without_functions(saved), env)
+    state, meta, _ = checkpoint.newest(origin.checkpoints, old.state)
+    plan = make_plan(algorithm, _changed(saved, settings), env)
+    # Its controllers begin anew, since they may be others, and its key is its own seed's.
+    state = state._replace(controllers=plan.state.controllers, rejected=jnp.uint32(0), key=plan.state.key)
+    wanted, given = _shapes(plan.state), _shapes(state)
+    for name in [*wanted, *given]:
+        if wanted.get(name) != given.get(name):
+            raise InputError(
+                f"With these settings {name} is {wanted.get(name, 'absent')}, but in '{origin.path}' it is "
+                f"{given.get(name, 'absent')}; a fork may change coefficients, not what shapes arrays."
+            )
+    plan.check_clock(int(state.updates), meta["env_steps"])
+    if int(state.updates) >= plan.updates:
+        raise InputError(
+            f"total_steps is {plan.run.total_steps}, but the run to begin from has made {meta['env_steps']}, which "
+            "count; give more."
+        )
+    return replace(plan, state=state)
+
+
+def _shapes(state: TrainState) -> dict[str, str]:
+    """The dtype and shape of every array by its path, as in `float32[4, 64]`."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
+def _run(plan: Plan, directory: runs.RunDirectory, loop: Loop) -> Result:
+    size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
+    loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, kept in {directory.path}")
+    result = _result(plan, directory, loop.run())
+    if result.metrics:  # a run that is stopped while it is compiled has none
+        learning_curve({directory.path.name: result.metrics}, directory.curve)
+    return result
+
+
+def _result(plan: Plan, directory: runs.RunDirectory, state: TrainState) -> Result:
+    return Result(directory.path, plan.algorithm, plan.mapping, state, plan.policy(state), plan.env)

@@ -1,0 +1,539 @@
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+import lehr
+from lehr import config
+from lehr.algorithms import ppo
+from lehr.cli import main
+from lehr.cli.play import episode
+from lehr.cli.summary import print_summary
+from lehr.envs import Environment
+from lehr.logging.jsonl import read
+from lehr.networks import NetworkConfig
+from lehr.plan import RunConfig, make_plan
+from lehr.runs import RunDirectory
+from lehr.spaces import Box, Discrete
+from lehr.types import Timestep
+
+SCHEDULE = "0.03 -> 0.001 cosine"
+TOTAL, PER_UPDATE = 4096, 128
+SMALL = {
+    "num_envs": 4,
+    "horizon": 32,
+    "epochs": 1,
+    "minibatches": 2,
+    "hidden_sizes": [8, 8],
+    "evaluate_episodes": 2,
+    "tensorboard": False,
+}
+FLAGS = "--num-envs 4 --horizon 32 --epochs 1 --minibatches 2 --hidden-sizes 8,8 --evaluate-episodes 2 --no-tensorboard"
+PARAMETERS = (4 * 8 + 8) + (8 * 8 + 8) + (8 * 2 + 2) + (4 * 8 + 8) + (8 * 8 + 8) + (8 * 1 + 1)
+"""Of two networks with two layers of 8, from 4 numbers to 2 actions and to 1 value."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    """One cache of compiled programs for all processes of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEHR_CACHE", str(tmp_path_factory.getbasetemp().parent / "compiled"))
+        yield
+
+
+def call(*words):
+    """The exit code, standard output and standard error of a command."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([str(word) for word in words])
+    return code, out.getvalue(), err.getvalue()
+
+
+def mistake(*words):
+    """The one sentence of a command that must be refused."""
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("lehr: ")
+    assert err.count("\n") == 1
+    return err.removeprefix("lehr: ").rstrip("\n")
+
+
+def table(output, first):
+    """The rows under the header that begins with `first`, cut at gaps of two or more spaces."""
+    lines = [line.strip() for line in output.splitlines()]
+    begin = next(place for place, line in enumerate(lines) if line.startswith(first))
+    return [re.split(r"\s{2,}", line) for line in lines[begin + 1 : lines.index("", begin)]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of 32 updates, with what its command printed."""
+    path = tmp_path_factory.mktemp("runs") / "first"
+    words = ["train", "ppo", "--env", "CartPole-v1", "--total-steps", "4096", "--entropy-coef", SCHEDULE]
+    code, out, err = call(*words, *FLAGS.split(), "--run-dir", path)
+    assert code == 0, err
+    return path, out, err
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """A copy of the run, to change."""
+    return shutil.copytree(trained[0], tmp_path / "copied")
+
+
+# lehr train --------------------------------------------------------------------------------------------------------
+
+
+def test_train_says_what_it_does_and_what_came_of_it(trained):
+    path, out, err = trained
+    assert f"ppo on CartPole-v1, {PARAMETERS} parameters, kept in {path}\n" in err
+    assert re.search(r"^compiled in \d+\.\d s$", err, re.M)
+    assert "100%  4.10k/4.10k steps" in err
+    final = lehr.load(path).final
+    spread = f"{final['evaluate/return']:.4g} ± {final['evaluate/return_std']:.3g}"
+    assert f"greedy {spread}, sampled {final['evaluate/return_sampled']:.4g}" in out
+    assert "the mean return of 2 episodes" in out
+    assert "finished after 4.10k of 4.10k env steps\n" in out
+    assert re.search(r"^time +\d+:\d\d, [\d.]+k? steps/s$", out, re.M)
+    assert f"lehr resume {path} --total-steps 8192\n" in out
+    assert f"lehr play {path} --gif play.gif\n" in out
+    for name in ("curve.png", "metrics.jsonl"):
+        assert f" {path / name}\n" in out
+        assert (path / name).stat().st_size > 0
+
+
+def test_metrics_hold_the_schedule_that_was_given(trained):
+    rows = [json.loads(line) for line in (trained[0] / "metrics.jsonl").read_text().splitlines()]
+    updates = [row for row in rows if "coef/entropy_coef" in row]
+    assert [row["env_steps"] for row in updates] == list(range(PER_UPDATE, TOTAL + 1, PER_UPDATE))
+    expected = lehr.schedule(SCHEDULE, total_steps=TOTAL)
+    given = [expected(row["env_steps"] - PER_UPDATE) for row in updates]
+    assert [row["coef/entropy_coef"] for row in updates] == pytest.approx(given, rel=1e-6)
+
+
+def test_config_has_the_settings_and_builds_them_again(trained):
+    saved = config.from_yaml(trained[0] / "config.yaml")
+    assert saved.pop("algorithm") == "ppo"
+    assert {name: saved[name] for name in SMALL} == SMALL
+    assert (saved["total_steps"], saved["env"], saved["entropy_coef"]) == (TOTAL, "CartPole-v1", SCHEDULE)
+    assert config.to_mapping(*config.build([RunConfig, ppo.Config, NetworkConfig], saved)) == saved
+
+
+def test_a_file_and_other_names_give_the_same_run(trained, tmp_path):
+    file = tmp_path / "settings.yaml"
+    config.to_yaml(file, SMALL | {"algorithm": "ppo", "total-steps": "9k", "gamma": 0.5, "ent_coef": 0.5})
+    flags = ["--total_steps", "4096", "--discount", "0.99", "--ent-coef-schedule", SCHEDULE]
+    code, _, err = call("train", "--config", file, *flags, "--run-dir", tmp_path / "second")
+    assert code == 0, err
+    first, second = (read(path / "metrics.jsonl") for path in (trained[0], tmp_path / "second"))
+    assert first.keys() == second.keys()
+    for name in first:
+        if not name.startswith("time/"):
+            np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+    texts = [(path / "config.yaml").read_text() for path in (trained[0], tmp_path / "second")]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "values"),
+    [
+        (["--ent-coef", "0.04"], [0.04, 0.04, 0.04]),
+        (["--entropy-coef", "0.04 -> 0"], [0.04, 0.02, 0.0]),
+        (["--ent_coef", "0.04", "--ent_coef_schedule", "linear"], [0.04, 0.02, 0.0]),
+        (["--entropy-cost-schedule=0.04 -> 0"], [0.04, 0.02, 0.0]),
+        (["--ent-coef", "0.04", "--ent-coef-warmup-steps", "1k"], [0.0, 0.02, 0.04]),
+        (["--entropy-coef", "0.04", "--entropy-coef-warmup-steps", "100%"], [0.0, 0.02, 0.04]),
+    ],
+)
+def test_all_spellings_of_a_coefficient(monkeypatch, flags, values):
+    asked = {}
+
+    def train(algorithm, **settings):
+        asked.update(settings)
+        raise RuntimeError("This is as far as the test goes.")
+
+    monkeypatch.setattr(lehr, "train", train, raising=False)
+    assert call("train", "ppo", "--total-steps", "1000", *flags)[0] == 1
+    del asked["run_dir"], asked["from_run"]
+    _, settings = config.build([RunConfig, ppo.Config], asked)
+    entropy_coef = config.coefficients(settings, total_steps=1000)["entropy_coef"]
+    assert [entropy_coef(step) for step in (0, 500, 1000)] == pytest.approx(values)
+
+
+def test_ctrl_c_outside_of_a_run(monkeypatch):
+    def train(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lehr, "train", train, raising=False)
+    assert call("train", "ppo") == (130, "", "lehr: interrupted.\n")
+
+
+def test_help_has_the_docstrings_of_the_algorithms_settings(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "ppo", "--help"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f"\nsettings of {name}:\n") for name in ("the run", "ppo", "the network")]
+    assert places == sorted(places)
+    for cls in (RunConfig, ppo.Config, NetworkConfig):
+        for field in config.describe(cls):
+            assert f"--{field.name.replace('_', '-')}" in shown
+            assert field.help in shown
+    assert "classic, puffer" in shown
+
+
+def test_help_without_an_algorithm_names_those_there_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert "one of: ppo" in shown
+    assert "--clip-range" not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train"], "The algorithm is missing; name it first, as in 'lehr train ppo'"),
+        (["train", "--env", "CartPole-v1", "ppo"], "The algorithm is missing; name it first"),
+        (["train", "pppo"], "There is no algorithm 'pppo'; did you mean 'ppo'?"),
+        (["train", "ppo", "a2c"], "'a2c' is one argument too many; see 'lehr train --help'."),
+        (
+            ["train", "ppo", "--entropy-cof", "0.1"],
+            "There is no option '--entropy-cof'; did you mean '--entropy-coef'?",
+        ),
+        (["train", "ppo", "--entropy-coef", "0.03 -> 0.1 cosin"], "did you mean 'cosine'?"),
+        (["train", "ppo", "--entropy-coef", "-1"], "entropy_coef is '-1', which reaches -1; it must stay in [0, ∞)"),
+        (["train", "ppo", "--entropy-coef", "<function f>"], "entropy_coef was a function, <function f>, which a text"),
+        (["train", "ppo", "--ent-coef", "1", "--entropy-coef", "1"], "entropy_coef is given twice, as 'ent_coef' and"),
+        (["train", "ppo", "--num-envs", "2.5"], "num_envs is '2.5'; give a whole number such as 64 or 500k."),
+        (
+            ["train", "ppo", "--env", "CartPole"],
+            "There is no environment named 'CartPole' (did you mean 'CartPole-v1'?)",
+        ),
+        (["train", "ppo", "--preset", "clasic"], "There is no preset 'clasic'; did you mean 'classic'?"),
+        (["train", "--config", "none.yaml"], "The config none.yaml cannot be read: No such file or directory"),
+        (["train", "--config"], "argument --config: expected one argument; see 'lehr train --help'."),
+        (["train", "--from", "none"], "There is no run 'none', neither as a directory nor under 'runs'"),
+        (["resume"], "the following arguments are required: RUN; see 'lehr resume --help'."),
+        (["resume", "--total-steps", "5k"], "'lehr resume' is followed by '--total-steps'; name the run first"),
+        (["resume", "none"], "There is no run 'none'"),
+        (["eval", "none"], "There is no run 'none'"),
+        (["plot", "none"], "There is no run 'none'"),
+        (["play", "none"], "There is no run 'none'"),
+        (["check-env", "nowhere:Env"], "The environment 'nowhere:Env' could not be imported"),
+        (["list", "rnus"], "There is no list of 'rnus'; did you mean 'runs'?"),
+        (["list", "runs"], "There is no run in 'runs'; make one with 'lehr train', or give --root."),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_mistakes(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in mistake(*words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("env: CartPole-v1", "The algorithm is missing"),
+        ("algorithm: 7", "There is no algorithm '7'; known: ppo"),
+        ("algorithm: ppo\nentropy_cof: 1", "There is no setting 'entropy_cof'; did you mean 'entropy_coef'?"),
+        ("algorithm: ppo\nprogress_fn: print", "has 'progress_fn', which is no setting; remove it there."),
+        ("algorithm: ppo\nrun-dir: here", "has 'run_dir', which is no setting; remove it there."),
+    ],
+)
+def test_mistakes_in_the_file(tmp_path, text, message):
+    (tmp_path / "settings.yaml").write_text(text)
+    assert message in mistake("train", "--config", tmp_path / "settings.yaml")
+
+
+def test_a_run_that_cannot_go_on_is_exit_code_1(tmp_path):
+    flags = [*FLAGS.split(), "--learning-rate", "3e38", "--max-rejected", "0", "--total-steps", TOTAL]
+    code, out, err = call("train", "ppo", *flags, "--run-dir", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert "Update 1 was not applied" in err
+    assert err.splitlines()[-1].startswith("lehr: RunFailed: 1 updates were not finite, more than max_rejected=0")
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
+
+
+def test_a_signal_saves_the_state_and_says_how_to_resume(tmp_path):
+    metrics = tmp_path / "run" / "metrics.jsonl"
+
+    def interrupt():
+        while not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    flags = [*FLAGS.split(), "--total-steps", "1B", "--no-progress"]
+    code, out, err = call("train", "ppo", *flags, "--run-dir", tmp_path / "run")
+    assert (code, err) == (0, "")
+    assert re.search(r"outcome +stopped after .* of 1.00B env steps \(.*SIGTERM.*\); the state is saved\n", out)
+    assert f" lehr resume {tmp_path / 'run'}\n" in out
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
+    assert int(lehr.load(tmp_path / "run").state.updates) == read(metrics)["update"][-1]
+
+
+def test_a_fork_goes_on_with_another_coefficient(trained, tmp_path):
+    words = ["--from", trained[0], "--ent-coef", "0.5", "--total-steps", TOTAL + 2 * PER_UPDATE]
+    code, _, err = call("train", *words, "--run-dir", tmp_path / "fork")
+    assert code == 0, err
+    metrics = read(tmp_path / "fork" / "metrics.jsonl")
+    updates = ~np.isnan(metrics["coef/entropy_coef"])
+    assert metrics["coef/entropy_coef"][updates].tolist() == [0.5, 0.5]
+    assert metrics["env_steps"][updates].tolist() == [TOTAL + PER_UPDATE, TOTAL + 2 * PER_UPDATE]
+    assert "preset is 'classic', which fills in" in mistake("train", "--from", trained[0], "--preset", "classic")
+
+
+# lehr resume -------------------------------------------------------------------------------------------------------
+
+
+def test_resume_extends_a_run(trained, copied):
+    code, out, err = call("resume", copied, "--total-steps", 2 * TOTAL)
+    assert code == 0, err
+    assert f"The budget was {TOTAL} env steps and is now {2 * TOTAL}" in err
+    assert "outcome      finished after 8.19k of 8.19k env steps\n" in out
+    before, after = (read(path / "metrics.jsonl") for path in (trained[0], copied))
+    assert after["update"][-1] == 2 * before["update"][-1]
+    rows = len(before["update"])
+    np.testing.assert_array_equal(after["loss/total"][:rows], before["loss/total"])
+    clock = (after["update"][rows:-1] - 1) * PER_UPDATE
+    expected = lehr.schedule(SCHEDULE, total_steps=2 * TOTAL)
+    values = after["coef/entropy_coef"][rows:-1]
+    assert values == pytest.approx([expected(step) for step in clock.tolist()], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome"),
+    [
+        ("1", "solved after 4.35k of 4.61k env steps: the mean return reached the target of 1"),
+        ("501", "finished after 4.61k of 4.61k env steps, below the target return of 501"),
+    ],
+)
+def test_a_target_return_is_reached_or_not(copied, target, outcome):
+    flags = ["--total-steps", TOTAL + 4 * PER_UPDATE, "--evaluate-every", 2 * PER_UPDATE, "--target-return", target]
+    code, out, err = call("resume", copied, *flags)
+    assert code == 0, err
+    assert f"outcome      {outcome}\n" in out
+
+
+def test_a_run_that_was_stopped_before_its_first_update_has_a_summary(copied):
+    (copied / "metrics.jsonl").write_text("")
+    (copied / "curve.png").unlink()
+    RunDirectory(copied).write_status("stopped", "signal SIGINT")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        print_summary(lehr.load(copied))
+    assert printed.getvalue().splitlines() == [
+        f"run          {copied}",
+        "outcome      stopped after 0 of 4.10k env steps (signal SIGINT); the state is saved",
+        f"files        {copied / 'metrics.jsonl'}",
+        f"next         lehr resume {copied}",
+        f"             lehr play {copied} --gif play.gif",
+    ]
+
+
+def test_resume_of_a_finished_run_changes_nothing(copied):
+    before = (copied / "metrics.jsonl").read_bytes()
+    code, out, err = call("resume", copied)
+    assert code == 0, err
+    assert (copied / "metrics.jsonl").read_bytes() == before
+    assert f"lehr resume {copied} --total-steps 8192" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seed", "1"], "seed is 1, but the run's is 0, which a resumed run keeps"),
+        (["--env", "Acrobot-v1"], "--env is 'Acrobot-v1', but a resumed run keeps its environment; leave --env out."),
+        (["--preset", "classic"], "preset is 'classic', which fills in what is not given"),
+        (["--num-envs", "8"], "is int32[4] in it, but int32[8] is expected"),
+        (["--torso", "gru"], "There is no option '--torso'"),
+        (["--total-step", "5k"], "There is no option '--total-step'; did you mean '--total-steps'?"),
+    ],
+)
+def test_resume_mistakes(trained, flags, message):
+    assert message in mistake("resume", trained[0], *flags)
+
+
+# lehr eval, plot, play ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [[], ["--sampled"]])
+def test_eval_prints_the_statistics_of_the_episodes(trained, flags):
+    code, out, err = call("eval", trained[0], "--episodes", "5", "--seed", "3", *flags)
+    assert code == 0, err
+    result = lehr.load(trained[0])
+    returns, lengths = lehr.evaluate(result.policy, result.env, 5, seed=3, greedy=not flags)
+    assert f"5 episodes of CartPole-v1, {'sampled' if flags else 'greedy'} actions, after 4.10k env steps" in out
+    for row, values in zip(table(out, "of the"), (returns, lengths), strict=True):
+        expected = [values.mean(), values.std(), values.min(), np.median(values), values.max()]
+        assert [float(cell) for cell in row[1:]] == pytest.approx(expected, rel=1e-5)
+
+
+def test_plot_draws_all_runs_with_the_coefficients_that_are_asked_for(trained, copied, tmp_path):
+    path = tmp_path / "curve.svg"
+    code, out, err = call("plot", trained[0], copied, "--out", path, "--coefficients", "ent-coef,gamma")
+    assert code == 0, err
+    assert f"The picture is in {path}." in out
+    drawn = path.read_text(encoding="utf-8")
+    assert all(f">{word}<" in drawn for word in ("first", "copied", "entropy_coef", "discount"))
+    assert ">learning_rate<" not in drawn
+
+
+def test_plot_tells_runs_of_one_name_apart(trained, tmp_path, monkeypatch):
+    shutil.copytree(trained[0], tmp_path / "first")
+    monkeypatch.chdir(tmp_path)
+    assert call("plot", trained[0], "first", "--out", "curve.svg")[0] == 0
+    assert f">{trained[0]}<" in (tmp_path / "curve.svg").read_text(encoding="utf-8")
+
+
+def test_plot_mistakes(trained, copied):
+    assert mistake("plot", trained[0], "--coefficients", "entropy") == (
+        "There is no coefficient 'entropy'; did you mean 'entropy_coef'?"
+    )
+    (copied / "metrics.jsonl").unlink()
+    assert mistake("plot", copied) == f"The run '{copied}' has no metrics yet; draw it after its first update."
+
+
+def test_play_films_the_first_episode_that_is_evaluated(trained, tmp_path):
+    path = tmp_path / "film.gif"
+    code, out, err = call("play", trained[0], "--gif", path, "--seed", "5")
+    assert code == 0, err
+    result = lehr.load(trained[0])
+    length = lehr.evaluate(result.policy, result.env, 3, seed=5).lengths[0]
+    assert out == f"An episode of {length} steps and a return of {length} is in {path}.\n"
+    with Image.open(path) as film:
+        assert 1 < film.n_frames <= length + 1  # equal frames in a row are one
+
+
+def test_play_cuts_a_long_episode_and_keeps_the_film_with_the_run(copied):
+    code, out, err = call("play", copied, "--max-steps", "4")
+    assert code == 0, err
+    assert out == f"An episode of 4 steps and a return of 4 is in {copied / 'play.gif'}.\n"
+    with Image.open(copied / "play.gif") as film:
+        assert film.n_frames == 5
+    assert mistake("play", copied, "--max-steps", "0") == "--max-steps is 0; it must be 1 or more."
+    assert mistake("eval", copied, "--episodes", "0") == "--episodes is 0; it must be 1 or more."
+
+
+def untrained(env, seed=0, **settings):
+    """A policy with large random parameters, whose actions depend on all that it sees and remembers."""
+    plan = make_plan("ppo", {"num_envs": 1, "horizon": 8, "hidden_sizes": (8,), **settings}, env)
+    policy = plan.policy(plan.state)
+    draw = np.random.default_rng(seed).normal
+    params = jax.tree.map(lambda x: jnp.asarray(draw(size=x.shape), x.dtype), policy.learned.params)
+    return replace(policy, learned=replace(policy.learned, params=params))
+
+
+def test_play_carries_the_memory():
+    env = lehr.envs.make("CartPole-Hidden-v1")
+    policy = untrained(env, torso="gru", recurrent_size=8)
+    evaluated = lehr.evaluate(policy, env, 5, seed=1)
+    states, total = episode(env, policy, seed=1, max_steps=1000)
+    assert len(states) - 1 == total == evaluated.lengths[0]
+
+
+@dataclass(frozen=True)
+class TwoAgents(Environment):
+    """One agent's episode takes 2 steps and the other's 4, each step with a reward of 1, also those after the end."""
+
+    observation_space = Box(0, 9, (1,))
+    action_space = Discrete(2)
+    num_agents = 2
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.zeros((2, 1))
+
+    def step(self, key, state, action):
+        state = state + 1
+        obs = jnp.full((2, 1), state, jnp.float32)
+        return state, Timestep(obs, jnp.ones(2), state >= jnp.array([2, 4]), jnp.zeros(2, bool), {})
+
+
+def test_play_with_many_agents_ends_with_the_last_and_counts_none_too_long():
+    env = TwoAgents()
+    states, total = episode(env, untrained(env), seed=0, max_steps=1000)
+    assert [int(state) for state in states] == [0, 1, 2, 3, 4]
+    assert total == (2 + 4) / 2
+
+
+# lehr list, doctor, check-env --------------------------------------------------------------------------------------
+
+
+def test_list_runs(trained, copied):
+    shutil.copytree(copied, copied.parent / "begun", ignore=shutil.ignore_patterns("checkpoints", "config.yaml"))
+    code, out, _ = call("list", "runs", "--root", copied.parent)
+    assert code == 0
+    best = read(trained[0] / "metrics.jsonl")["evaluate/return"]
+    rows = sorted(table(out, "name"))
+    assert rows == [
+        ["begun", "finished", "-", "0", "-"],
+        ["copied", "finished", "CartPole-v1", "4.10k", f"{np.nanmax(best):.4g}"],
+    ]
+
+
+def test_list_algorithms_presets_and_envs():
+    assert table(call("list", "algorithms")[1], "name") == [["ppo", ppo.__doc__.splitlines()[0]]]
+    presets = table(call("list", "presets")[1], "algorithm")
+    assert presets[0][:2] == ["ppo", "classic"]
+    assert "learning_rate '2.5e-4 -> 0'" in presets[0][2]
+    rows = table(call("list", "envs")[1], "name")
+    assert [row[0] for row in rows] == lehr.envs.names()
+    assert ["Swarm-v0", "Box [12]", "Box [2]", "8", "100"] in rows
+    assert ["CartPole-v1", "Box [4]", "Discrete 2", "1", "500"] in rows
+
+
+def test_doctor_tells_versions_devices_cache_and_what_is_missing(monkeypatch):
+    monkeypatch.setattr("lehr.cli.doctor.OPTIONAL", {"gymnasium": "known", "no-such-package": "unknown"})
+    code, out, err = call("doctor")
+    assert (code, err) == (0, "")
+    assert f"versions     lehr {lehr.__version__}\n" in out
+    assert re.search(r"^devices +0: \w+", out, re.M)
+    assert re.search(r"^host +\d+ CPUs, [\d.]+ [MG]iB of memory$", out, re.M)
+    assert re.search(r"^cache +(off|.+, \d+ files, [\d.]+ \w+)$", out, re.M)
+    assert re.search(r"gymnasium \d\S+: known$", out, re.M)
+    assert "no-such-package is missing: unknown\n" in out
+    assert re.search(r"^computation +a compiled program runs on \w+$", out, re.M)
+
+
+def test_doctor_notices_a_device_that_computes_wrongly(monkeypatch):
+    monkeypatch.setattr("lehr.cli.doctor.jax.jit", lambda function: lambda x: function(x) + 1e6)
+    code, out, _ = call("doctor")
+    assert code == 1
+    assert "reinstall jax and jaxlib" in out
+
+
+def test_check_env(tmp_path, monkeypatch):
+    assert call("check-env", "CartPole-v1") == (0, "CartPole-v1 keeps to the protocol.\n", "")
+    source = "from lehr.envs.classic import CartPole\nclass Broken(CartPole):\n    num_agents = 0\n"
+    (tmp_path / "my_environments.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call("check-env", "my_environments:Broken")
+    assert code == 1
+    assert out.startswith("my_environments:Broken does not keep to the protocol:\n- num_agents is 0, but must be")
+
+
+def test_light_commands_import_nothing_heavy():
+    program = (
+        "import contextlib, sys, lehr.cli\n"
+        "for words in (['--help'], ['schedule', '1 -> 0'], ['list', 'coefficients']):\n"
+        "    with contextlib.suppress(SystemExit): lehr.cli.main(words)\n"
+        "assert not {'flax', 'optax', 'matplotlib'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
