@@ -389,14 +389,12 @@ def test_three_keys_make_one_schedule(given, kept):
 def test_a_shape_or_a_warmup_starts_from_the_default():
     assert algorithm(clip_coef_warmup_steps=100).clip_range == "0 -> 0.2 over 100, 0.2 -> 0.1"
     fails(
-        "clip_range_schedule is 'cosine', but clip_range is '0.2 -> 0.1', which is no number to start from; give "
-        "clip_range as a number, or remove clip_range_schedule.",
+        "clip_range is '0.2 -> 0.1', a schedule already; give clip_range as a number, or remove clip_range_schedule.",
         algorithm,
         clip_coef_schedule="cosine",
     )
     fails(
-        "target_kl_schedule is 'linear', but target_kl is None, which is no number to start from; give target_kl as a "
-        "number, or remove target_kl_schedule.",
+        "target_kl_schedule is 'linear', which has no start, and target_kl is not given; give target_kl.",
         algorithm,
         target_kl_schedule="linear",
     )
@@ -411,33 +409,32 @@ def test_a_shape_or_a_warmup_starts_from_the_default():
     [
         (
             {"entropy_coef": 0.02, "entropy_coef_schedule": "0.03 -> 0.001"},
-            "entropy_coef is 0.02, but entropy_coef_schedule is '0.03 -> 0.001'; remove entropy_coef, or start the "
-            "schedule there.",
+            "entropy_coef is 0.02 but entropy_coef_schedule starts at 0.03; remove entropy_coef, or start the schedule "
+            "there.",
         ),
         (
             {"entropy_coef": 0.02, "entropy_coef_schedule": "0.05 until 20%, 0.02 -> 0"},
-            "entropy_coef is 0.02, but entropy_coef_schedule is '0.05 until 20%, 0.02 -> 0'; remove entropy_coef, or start "
-            "the schedule there.",
+            "entropy_coef is 0.02 but entropy_coef_schedule starts at 0.05; remove entropy_coef, or start the schedule "
+            "there.",
         ),
         (
             {"entropy_coef": 0.03, "entropy_coef_schedule": "plateau(0.03)"},
-            "entropy_coef is 0.03, but entropy_coef_schedule is 'plateau(0.03)'; remove entropy_coef, or start the "
-            "schedule there.",
+            "entropy_coef_schedule is 'plateau(value=0.03)', which has its own start; remove entropy_coef.",
         ),
         (
             {"entropy_coef": "0.03 -> 0.01", "entropy_coef_schedule": "0.03 -> 0.001"},
-            "entropy_coef_schedule is '0.03 -> 0.001', but entropy_coef is '0.03 -> 0.01', which is no number to start "
-            "from; give entropy_coef as a number, or remove entropy_coef_schedule.",
+            "entropy_coef is '0.03 -> 0.01', a schedule already; give entropy_coef as a number, or remove "
+            "entropy_coef_schedule.",
         ),
         (
             {"entropy_coef": "plateau(0.03)", "entropy_coef_warmup_steps": 10},
-            "entropy_coef_warmup_steps is 10, but entropy_coef is 'plateau(value=0.03)', which reacts to metrics and "
-            "cannot be warmed up; remove one of them.",
+            "entropy_coef_warmup_steps is 10, but 'plateau(value=0.03)' reacts to metrics and cannot be warmed up; remove "
+            "one of them.",
         ),
         (
             {"entropy_coef": "0 -> 0.1", "entropy_coef_warmup_steps": "10%"},
-            "entropy_coef_warmup_steps is '10%', but entropy_coef is '0 -> 0.1', which starts at 0 anyway; remove one of "
-            "them.",
+            "entropy_coef_warmup_steps is '10%', but the schedule '0 -> 0.1' starts at 0 anyway; remove "
+            "entropy_coef_warmup_steps.",
         ),
     ],
 )

@@ -70,7 +70,10 @@ class TestBothNamingStyles:
             InputError, match=f"{style} is 0.05 but {style}_schedule starts at 0.03; remove {style}, or"
         ):
             entropy({style: 0.05, f"{style}_schedule": "0.03 -> 0.01"}, 0)
-        with pytest.raises(InputError, match=f"{style} is a schedule already, '1 -> 0'; remove it or {style}_schedule"):
+        with pytest.raises(
+            InputError,
+            match=f"{style} is '1 -> 0', a schedule already; give {style} as a number, or remove {style}_sch",
+        ):
             entropy({style: "1 -> 0", f"{style}_schedule": "linear"}, 0)
 
     def test_a_misspelt_key_is_not_ignored(self, style):

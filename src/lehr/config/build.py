@@ -1,22 +1,25 @@
 """Keys and values as people give them → configs, and back; the coefficients of a config."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lehr.config.fields import MISSING, FieldDescription, convert, describe, fields_of, is_none, nearest
 from lehr.errors import InputError, closest
-from lehr.schedules.coefficients import COEFFICIENTS, coefficient_schedule
-from lehr.schedules.constructors import constant, number, position, warmup
+from lehr.schedules.coefficients import (
+    COEFFICIENTS,
+    ENDINGS,
+    Keys,
+    coefficient_schedule,
+    combine,
+    is_number,
+    is_open,
+)
+from lehr.schedules.constructors import constant
 from lehr.schedules.controllers import Controller
 from lehr.schedules.function import FunctionSchedule
-from lehr.schedules.phases import Position
 from lehr.schedules.schedule import Schedule
-from lehr.schedules.shapes import NAMES
 from lehr.schedules.spec import AnySchedule, schedule
 
-ENDINGS = ("", "_schedule", "_warmup_steps")
-"""The keys of a coefficient: its name, and its name with one of these."""
 _PARTS = {
     spelling + ending: (entry.name, ending)
     for entry in COEFFICIENTS.values()
@@ -178,83 +181,34 @@ def _plain(key: str, given: Any) -> Any:
 
 
 def _made(key: str, given: Any) -> AnySchedule | Controller:
-    if isinstance(given, str) and given.startswith(_FUNCTION):
-        raise InputError(f"{key} was a function, {given}, which a text cannot hold; give the function again.")
+    _refuse_described_function(key, given)
     try:
         return schedule(given)
     except InputError as error:
         raise InputError(f"{key}: {error}") from None
 
 
-def _fixed(given: Any) -> float | None:
-    """The number that is given, also as a text; `None` where it is something else."""
-    try:
-        return number(given, "value")
-    except InputError:
-        return None
-
-
-def _is_open(given: Any) -> bool:
-    """Whether it is a shape that lacks its start."""
-    if isinstance(given, Mapping):
-        return "start" not in given and "value" not in given
-    return isinstance(given, str) and given.strip() in NAMES
+def _refuse_described_function(key: str, given: Any) -> None:
+    if isinstance(given, str) and given.startswith(_FUNCTION):
+        raise InputError(f"{key} was a function, {given}, which a text cannot hold; give the function again.")
 
 
 def _is_whole(given: Any) -> bool:
     """Whether it is a schedule that lacks nothing, and more than a number."""
-    return given is not None and _fixed(given) is None and not _is_open(given)
+    return given is not None and not is_number(given) and not is_open(given)
 
 
 def _combined(name: str, value: Any, shape: Any, ramp: Any) -> Any:
-    """One value from the three keys of a coefficient: what `coefficient_schedule` makes, with the budget still open."""
-    key = name if shape is None else f"{name}_schedule"
-    spec = value if shape is None else _started(name, value, shape)
-    length = Position() if ramp is None else _ramp_length(f"{name}_warmup_steps", ramp)
-    if length == Position():
-        return None if spec is None else _plain(key, spec)
-    if spec is None:
-        raise InputError(f"{name}_warmup_steps is {ramp!r}, but {name} is none; remove one of them.")
-    made = _made(key, spec)
-    if isinstance(made, Controller) or _starts(made)[0] == 0:
-        why = "reacts to metrics and cannot be warmed up" if isinstance(made, Controller) else "starts at 0 anyway"
-        raise InputError(f"{name}_warmup_steps is {ramp!r}, but {name} is '{made}', which {why}; remove one of them.")
-    return _plain(key, warmup(length, made))
-
-
-def _started(name: str, value: Any, shape: Any) -> Any:
-    """What the key of the schedule says, with what it leaves open taken from the value."""
-    key, fixed = f"{name}_schedule", _fixed(value)
-    if fixed is None and (value is not None or _is_open(shape)):
-        raise InputError(
-            f"{key} is {shape!r}, but {name} is {value!r}, which is no number to start from; give {name} as a number, "
-            f"or remove {key}."
-        )
-    if _is_open(shape):
-        opened = dict(shape) if isinstance(shape, Mapping) else {"shape": shape.strip()}
-        is_constant = "constant" in (opened.get("shape"), opened.get("type"), opened.get("kind"))
-        return {**({} if is_constant else {"end": 0.0}), **opened, "start": fixed}
-    if fixed is not None:
-        starts = _starts(_made(key, shape))
-        if not any(math.isclose(start, fixed, rel_tol=1e-9) for start in starts):
-            raise InputError(
-                f"{name} is {fixed:g}, but {key} is {shape!r}; remove {name}, or start the schedule there."
-            )
-    return shape
-
-
-def _ramp_length(key: str, given: Any) -> Position:
-    try:
-        return position(given)
-    except InputError as error:
-        raise InputError(f"{key}: {error}") from None
-
-
-def _starts(made: AnySchedule | Controller) -> list[float]:
-    """Where a schedule starts, and what its own warm-up leads to."""
-    if isinstance(made, Controller):
-        return []
-    if isinstance(made, FunctionSchedule):
-        return [made(0)]
-    starts = [phase.start for phase in made.phases[:2]]
-    return starts if starts[0] == 0 else starts[:1]
+    """One value from the three keys of a coefficient, with the budget still open."""
+    keys = Keys.spelled(name)
+    if value is None and shape is None:
+        if ramp is not None:
+            raise InputError(f"{keys.warmup} is {ramp!r}, but {name} is none; remove one of them.")
+        return None
+    if shape is None and ramp is None:
+        return _plain(name, value)
+    for key, given in ((keys.fixed, value), (keys.schedule, shape)):
+        _refuse_described_function(key, given)
+    combined = combine(keys, value, shape, ramp)
+    keeps_text = ramp is None and not is_open(shape)
+    return _plain(keys.schedule, shape) if keeps_text else _plain(name, combined)

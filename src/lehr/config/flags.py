@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from lehr.config.build import ENDINGS, presets_of
+from lehr.config.build import presets_of
 from lehr.config.fields import MISSING, Coef, FieldDescription, describe, fields_of, nearest
 from lehr.errors import InputError
+from lehr.schedules.coefficients import ENDINGS
 
 _PREFIX = "setting:"
 """In front of a setting's name in the namespace, which holds other arguments too."""

@@ -4,16 +4,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from lehr.errors import InputError, closest
 from lehr.schedules.constructors import number, position, warmup
 from lehr.schedules.controllers import Controller
-from lehr.schedules.phases import check_total, number_text
-from lehr.schedules.schedule import Schedule
+from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.phases import Position, check_total, number_text
 from lehr.schedules.shapes import NAMES
 from lehr.schedules.spec import AnySchedule, schedule
-from lehr.schedules.text import parse_number
 
 
 @dataclass(frozen=True)
@@ -109,6 +108,10 @@ COEFFICIENTS: dict[str, Coefficient] = {coefficient.name: coefficient for coeffi
 _BY_ANY_NAME = {name: entry for entry in _TABLE for name in (entry.name, *entry.aliases)}
 
 
+ENDINGS = ("", "_schedule", "_warmup_steps")
+"""What the three keys of a coefficient end in."""
+
+
 def coefficient(name: str) -> Coefficient:
     """The coefficient of this name, canonical or alias.
 
@@ -161,97 +164,142 @@ def coefficient_schedule(name: str, config: Mapping[str, Any], total_steps: floa
     """
     entry = coefficient(name)
     total = check_total(total_steps)
-    fixed_key, fixed, shape_key, shape, ramp_key, ramp = _read(entry, config)
+    keys, (fixed, shape, ramp) = _read(entry, config)
     if fixed is None and shape is None:
         raise InputError(f"The config has no {entry.name}; give {entry.name} or {entry.name}_schedule.")
-    key, spec = (fixed_key, fixed) if shape is None else (shape_key, _scheduled(fixed_key, fixed, shape_key, shape))
+    if ramp is not None:
+        steps = position(ramp).bound(total)
+        if steps >= total:
+            raise InputError(f"{keys.warmup} is {ramp!r}, but the whole budget is {total:g} steps; warm up for less.")
+        ramp = steps
+    made = combine(keys, fixed, shape, ramp)
     try:
-        made = schedule(spec)
         bound = made.bind(total)
     except InputError as error:
-        raise InputError(f"{key}: {error}") from None
-    if shape is not None and fixed is not None:
-        _check_start(fixed_key, fixed, shape_key, bound)
-    if ramp is not None:
-        bound = _warmed(made, ramp_key, ramp, total).bind(total)
+        raise InputError(f"{keys.fixed if shape is None else keys.schedule}: {error}") from None
     entry.check(bound)
     return bound
 
 
-def _read(entry: Coefficient, config: Mapping[str, Any]) -> tuple[str, Any, str, Any, str, Any]:
-    """The three keys of a coefficient and their values, in the one spelling that the config uses."""
-    endings = ("", "_schedule", "_warmup_steps")
+class Keys(NamedTuple):
+    """The three keys of a coefficient, in one spelling."""
+
+    fixed: str
+    schedule: str
+    warmup: str
+
+    @classmethod
+    def spelled(cls, name: str) -> "Keys":
+        """The keys for a spelling of the coefficient.
+
+        >>> Keys.spelled("ent_coef").warmup
+        'ent_coef_warmup_steps'
+        """
+        return cls(*(name + ending for ending in ENDINGS))
+
+
+def combine(keys: Keys, fixed: Any, shape: Any, ramp: Any) -> AnySchedule | Controller:
+    """One schedule from the values of the three keys, each `None` where it is not given; its budget is still open.
+
+    >>> str(combine(Keys.spelled("ent_coef"), 0.02, "cosine", "10%"))
+    '0 -> 0.02 over 10%, 0.02 -> 0 cosine'
+    """
+    spec = fixed if shape is None else _scheduled(keys, fixed, shape)
+    try:
+        made = schedule(spec)
+    except InputError as error:
+        raise InputError(f"{keys.fixed if shape is None else keys.schedule}: {error}") from None
+    if shape is not None and fixed is not None:
+        _check_start(keys, fixed, made)
+    return made if ramp is None else _warmed(keys, made, ramp)
+
+
+def _read(entry: Coefficient, config: Mapping[str, Any]) -> tuple[Keys, tuple[Any, Any, Any]]:
+    """The three keys of a coefficient, in the one spelling that the config uses, and their values."""
     spellings = (entry.name, *entry.aliases)
-    known = [spelling + ending for spelling in spellings for ending in endings]
+    known = [spelling + ending for spelling in spellings for ending in ENDINGS]
     for key in config:
         if isinstance(key, str) and key not in known and key not in _BY_ANY_NAME:
             near = get_close_matches(key, known, n=1, cutoff=0.8)
             if near and not any(key.startswith(other) for other in _BY_ANY_NAME if other not in spellings):
                 raise InputError(f"The config has the unknown key {key!r}; did you mean {near[0]!r}?")
-    used = [spelling for spelling in spellings if any(config.get(spelling + ending) is not None for ending in endings)]
+    used = [spelling for spelling in spellings if any(config.get(spelling + ending) is not None for ending in ENDINGS)]
     if len(used) > 1:
-        given = [[s + ending for ending in endings if config.get(s + ending) is not None] for s in used]
+        given = [[s + ending for ending in ENDINGS if config.get(s + ending) is not None] for s in used]
         raise InputError(
             f"The config spells {entry.name} in two ways, {', '.join(given[0])} and {', '.join(given[1])}; remove one."
         )
-    spelling = used[0] if used else entry.name
-    keys = [spelling + ending for ending in endings]
-    return keys[0], config.get(keys[0]), keys[1], config.get(keys[1]), keys[2], config.get(keys[2])
+    keys = Keys.spelled(used[0] if used else entry.name)
+    return keys, (config.get(keys.fixed), config.get(keys.schedule), config.get(keys.warmup))
 
 
-def _scheduled(fixed_key: str, fixed: Any, shape_key: str, shape: Any) -> Any:
+def _scheduled(keys: Keys, fixed: Any, shape: Any) -> Any:
     """What the schedule's key says, with what it leaves open taken from the fixed value."""
-    if isinstance(fixed, Mapping) or (isinstance(fixed, str) and not _is_number(fixed)):
-        raise InputError(f"{fixed_key} is a schedule already, {fixed!r}; remove it or {shape_key}.")
-    given = shape
-    if isinstance(shape, str) and shape.strip() in NAMES:
-        shape = {"shape": shape.strip()}
-    if not isinstance(shape, Mapping) or "start" in shape or "value" in shape:
+    if fixed is not None and not is_number(fixed):
+        raise InputError(
+            f"{keys.fixed} is {fixed!r}, a schedule already; give {keys.fixed} as a number, or remove {keys.schedule}."
+        )
+    if not is_open(shape):
         return shape
     if fixed is None:
         raise InputError(
-            f"{shape_key} is {given!r}, which has no start, and {fixed_key} is not given; give {fixed_key}."
+            f"{keys.schedule} is {shape!r}, which has no start, and {keys.fixed} is not given; give {keys.fixed}."
         )
-    named = shape.get("shape", shape.get("type", shape.get("kind")))
-    open_end = {} if named == "constant" or "end" in shape else {"end": 0.0}
-    return {**shape, "start": fixed, **open_end}
+    opened = dict(shape) if isinstance(shape, Mapping) else {"shape": shape.strip()}
+    is_constant = "constant" in (opened.get("shape"), opened.get("type"), opened.get("kind"))
+    return {**({} if is_constant else {"end": 0.0}), **opened, "start": fixed}
 
 
-def _warmed(made: AnySchedule | Controller, key: str, given: Any, total: float) -> AnySchedule | Controller:
+def _warmed(keys: Keys, made: AnySchedule | Controller, given: Any) -> AnySchedule | Controller:
     """The schedule behind a ramp from 0, in what the ramp leaves of the budget."""
-    steps = position(given).bound(total)
-    if steps == 0:
+    try:
+        length = position(given)
+    except InputError as error:
+        raise InputError(f"{keys.warmup}: {error}") from None
+    if length == Position():
         return made
-    if steps >= total:
-        raise InputError(f"{key} is {given!r}, but the whole budget is {total:g} steps; warm up for less.")
     if isinstance(made, Controller):
         raise InputError(
-            f"{key} is {given!r}, but '{made}' reacts to metrics and cannot be warmed up; remove one of them."
+            f"{keys.warmup} is {given!r}, but '{made}' reacts to metrics and cannot be warmed up; remove one of them."
         )
-    if made.bind(total)(0) == 0:
-        raise InputError(f"{key} is {given!r}, but the schedule '{made}' starts at 0 anyway; remove {key}.")
-    return warmup(steps, made)
+    if _starts(made)[0] == 0:
+        raise InputError(
+            f"{keys.warmup} is {given!r}, but the schedule '{made}' starts at 0 anyway; remove {keys.warmup}."
+        )
+    return warmup(length, made)
 
 
-def _check_start(fixed_key: str, fixed: Any, shape_key: str, found: AnySchedule | Controller) -> None:
+def _check_start(keys: Keys, fixed: Any, found: AnySchedule | Controller) -> None:
     """Raise if the fixed value is not where the schedule starts, or what its own warm-up leads to."""
     if isinstance(found, Controller):
-        raise InputError(f"{shape_key} is '{found}', which has its own start; remove {fixed_key}.")
-    starts = [found(0)]
-    if isinstance(found, Schedule) and starts[0] == 0 and len(found.phases) > 1:
-        starts.append(found.phases[1].start)
-    value = number(fixed, fixed_key)
+        raise InputError(f"{keys.schedule} is '{found}', which has its own start; remove {keys.fixed}.")
+    starts, value = _starts(found), number(fixed, keys.fixed)
     if not any(math.isclose(start, value, rel_tol=1e-9) for start in starts):
         raise InputError(
-            f"{fixed_key} is {value:g} but {shape_key} starts at {starts[-1]:g}; remove {fixed_key}, or start the "
-            "schedule there."
+            f"{keys.fixed} is {value:g} but {keys.schedule} starts at {starts[-1]:g}; remove {keys.fixed}, or start "
+            "the schedule there."
         )
 
 
-def _is_number(given: Any) -> bool:
-    """Whether a text, as YAML leaves `1e-4` one, is a plain number."""
+def _starts(made: AnySchedule) -> list[float]:
+    """Where a schedule starts, and what its own warm-up leads to."""
+    if isinstance(made, FunctionSchedule):
+        return [made(0)]
+    starts = [phase.start for phase in made.phases[:2]]
+    return starts if starts[0] == 0 else starts[:1]
+
+
+def is_open(given: Any) -> bool:
+    """Whether it is a shape that lacks its start."""
+    if isinstance(given, Mapping):
+        return "start" not in given and "value" not in given
+    return isinstance(given, str) and given.strip() in NAMES
+
+
+def is_number(given: Any) -> bool:
+    """Whether it is a plain number, also as a text, as YAML leaves `1e-4` one."""
     try:
-        parse_number(given)
+        number(given, "value")
     except InputError:
         return False
     return True
