@@ -6,9 +6,12 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test lint types check format bench figures clean
 
-# A schedule drawn in the terminal, and its picture in schedule.png.
+# PPO on CartPole with an annealed entropy coefficient: the progress, an evaluation, and the curve with its coefficients.
 demo: $(STAMP)
-	$(BIN)/lehr schedule "warmup 5%, 0.03 -> 0.001 cosine" "0.03 -> 0.003 cosine repeat 4" --total 1M --plot schedule.png
+	rm -rf runs/demo
+	$(BIN)/lehr train ppo --env CartPole-v1 --total-steps 100k --evaluate-every 100k --target-return 475 \
+		--entropy-coef "0.03 -> 0.001 cosine" --learning-rate "2e-3 -> 0" --discount 0.98 --gae-lambda 0.9 \
+		--horizon 32 --minibatches 4 --run-dir runs/demo
 
 # Lint, types and tests: what CI runs.
 test: lint types check
@@ -27,8 +30,10 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Speed, as ratios measured in one run. bench/references.py and bench/annealing.py measure learning; they take minutes.
 bench: $(STAMP)
 	$(BIN)/python bench/schedules.py
+	$(BIN)/python bench/ppo.py
 
 # The pictures in docs/, drawn again from the texts in the page.
 figures: $(STAMP)

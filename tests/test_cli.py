@@ -1,16 +1,10 @@
 """The command line: what it prints, its exit codes, and the pages that show it."""
 
-import contextlib
-import doctest
-import io
 import os
 import re
-import runpy
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -273,84 +267,3 @@ def test_the_installed_command_runs():
     command = Path(sys.executable).with_name("lehr")
     printed = subprocess.run([command, "list"], capture_output=True, check=True, text=True)
     assert "lehr list coefficients" in printed.stdout
-
-
-# The pages ---------------------------------------------------------------------------------------------------------
-
-figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
-COMMAND_LINES = [arguments for page in PAGES for arguments in figures["commands"](page)]
-
-
-def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_of_the_pages(page):
-    found = blocks(page, "python")
-    assert found
-    assert all(block.startswith(">>> ") for block in found)
-    # What the reader of a PyTorch loop has already:
-    names = {"policy_loss": 0.0, "entropy": 1.0, "optimizer": SimpleNamespace(param_groups=[{"lr": 0.0}])}
-    test = doctest.DocTestParser().get_doctest("\n".join(found), names, page.name, str(page), 0)
-    report = io.StringIO()
-    failed, tried = doctest.DocTestRunner().run(test, out=report.write)
-    assert tried >= len(found)
-    assert not failed, report.getvalue()
-
-
-@pytest.mark.parametrize("arguments", COMMAND_LINES, ids=" ".join)
-def test_commands_of_the_pages(capsys, tmp_path, arguments):
-    shown = arguments.copy()
-    if "--plot" in shown:
-        place = shown.index("--plot") + 1
-        kept = ROOT / shown[place]
-        shown[place] = str(tmp_path / kept.name)
-    run(capsys, *shown)
-    if "--plot" in shown:
-        written = Path(shown[place]).read_text(encoding="utf-8")
-        words = re.findall(r"<text[^>]*>([^<]+)", written)
-        assert words == re.findall(r"<text[^>]*>([^<]+)", kept.read_text(encoding="utf-8")), "run make figures"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_console_output_of_the_pages(page):
-    for block in blocks(page, "console"):
-        command, _, shown = block.partition("\n")
-        if shown:
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                main(shlex.split(command)[2:])
-            assert printed.getvalue() == shown
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_of_the_pages(page):
-    text = page.read_text(encoding="utf-8")
-    titles = re.findall(r"^#+ (.*)", text, re.MULTILINE)
-    headings = [re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles]
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in headings
-        elif not target.startswith("http"):
-            assert (page.parent / target).is_file()
-
-
-def test_every_picture_is_drawn_by_a_command_of_a_page():
-    drawn = {arguments[arguments.index("--plot") + 1] for arguments in COMMAND_LINES if "--plot" in arguments}
-    assert drawn == {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "img").iterdir()}
-
-
-def test_texts_of_the_pages_parse():
-    texts = [text for page in PAGES for text in re.findall(r"^\| `([^`]+)` \| [^|]+ \|$", page.read_text(), re.M)]
-    schedules = [text for text in texts if " " in text or text[0].isdigit()]
-    assert len(schedules) > 20
-    for text in schedules:
-        lehr.schedule(text, total_steps=10_000_000)
-
-
-def test_table_of_coefficients_in_the_page():
-    page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
-    for entry in COEFFICIENTS.values():
-        aliases = ", ".join(f"`{alias}`" for alias in entry.aliases)
-        assert f"\n| `{entry.name}` | {aliases} | {entry.range_text} | {entry.description} |\n" in page

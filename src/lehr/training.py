@@ -20,6 +20,7 @@ from lehr.logging.jsonl import read
 from lehr.loop import Loop, ProgressFunction
 from lehr.plan import Plan, make_plan
 from lehr.policy import Policy
+from lehr.schedules import COEFFICIENTS
 from lehr.types import TrainState
 
 
@@ -239,7 +240,8 @@ def _run(plan: Plan, directory: runs.RunDirectory, loop: Loop) -> Result:
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, kept in {directory.path}")
     result = _result(plan, directory, loop.run())
     if result.metrics:  # a run that is stopped while it is compiled has none
-        learning_curve({directory.path.name: result.metrics}, directory.curve)
+        texts = {name: str(value) for name, value in plan.mapping.items() if name in COEFFICIENTS}
+    learning_curve({directory.path.name: result.metrics}, directory.curve, texts=texts)
     return result
 
 

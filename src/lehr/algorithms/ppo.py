@@ -41,11 +41,11 @@ Advantage = Literal["gae", "vtrace"]
 class Config:
     """PPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
 
-    num_envs: int = 64
+    num_envs: int = 32
     """Environments that run side by side."""
     horizon: int = 64
     """Steps of each environment in one rollout."""
-    epochs: int = 4
+    epochs: int = 8
     """Passes over a rollout."""
     minibatches: int = 8
     """Gradient steps in one pass."""
