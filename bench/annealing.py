@@ -26,7 +26,7 @@ from lehr.plots import COLOURS, save_figure, steps_text, tidy
 CONSTANTS = ["0", "0.01", "0.03", "0.1", "0.3", "0.5", "1", "3"]
 SCHEDULES = ["1 -> 0", "3 -> 0", "3 -> 0 cosine"]
 TOTAL, SEEDS = 100_000, 10
-ENV = DeepChain(length=6, cost=0.1)
+ENV = DeepChain()
 CONFIG = ppo.Config(num_envs=16, horizon=12, minibatches=4, epochs=4, learning_rate=1e-3, discount=1.0)
 NETWORK = NetworkConfig(hidden_sizes=(32, 32))
 

@@ -32,7 +32,7 @@ class DeepChain(Environment):
     Observation `[length]`: 1 at the place, 0 elsewhere.
     """
 
-    length: int = 10
+    length: int = 6
     cost: float = 0.1
     truncation_gap: ClassVar[int] = NEVER
 
@@ -64,5 +64,6 @@ class DeepChain(Environment):
         place = jnp.where(right, state.place + 1, jnp.maximum(state.place - 1, 0))
         elapsed = state.elapsed + 1
         over = elapsed >= self.length
-        reward = jnp.where(over & (place == self.length), 1.0, 0.0) - jnp.where(right, self.cost / self.length, 0.0)
+        paid = (over & (place == self.length)).astype(jnp.float32)
+        reward = paid - right.astype(jnp.float32) * (self.cost / self.length)
         return ChainState(place, elapsed), Timestep(self._observe(place), reward, over, jnp.bool(False), {})
