@@ -15,7 +15,8 @@ AnyCoefficient = Schedule | FunctionSchedule | Controller
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of a run. Their numbers are leaves: to change one, or its schedule, recompiles nothing.
+    """The coefficients of a run. Their numbers and shapes are leaves: to change them recompiles nothing, unless the
+    largest number of phases changes.
 
     >>> from lehr.schedules import env_steps, schedule
     >>> coefficients = bundle({"entropy_coef": schedule("0.2 -> 0.1", 100), "discount": schedule(0.5)})

@@ -43,7 +43,8 @@ class Rollout(NamedTuple):
     value: jax.Array
     """float32 `[T, N]`: the critic's value of `obs`."""
     next_value: jax.Array
-    """float32 `[T, N]`: of the observation that really followed; where an episode ended that is its final one."""
+    """float32 `[T, N]`: of the observation that really followed; where an episode was truncated that is its final one,
+    and where it terminated no one looks at it."""
     terminated: jax.Array
     """bool `[T, N]`: the episode ended with this step, and its future is worth nothing."""
     done: jax.Array

@@ -1,0 +1,60 @@
+"""PPO learns: seeded short runs that must reach a return, on environments small enough for two cores."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lehr.algorithms import ppo
+from lehr.config import build
+from lehr.iteration import assemble, chunk, metric_names
+from lehr.networks import NetworkConfig
+
+PENDULUM = {
+    "num_envs": 32,
+    "epochs": 4,
+    "learning_rate": "2e-3 -> 0",
+    "discount": 0.9,
+    "entropy_coef": 0.0,
+    "normalise_observations": True,
+    "normalise_rewards": True,
+}
+MEMORY = {"num_envs": 64, "epochs": 4, "torso": "mingru", "recurrent_size": 64, "learning_rate": "5e-3 -> 0"}
+SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
+
+
+def returns(env, total_steps, seed=0, **settings):
+    """The mean return of the episodes that ended in the last tenth of a run."""
+    config, network_config = build([ppo.Config, NetworkConfig], settings)
+    program, coefficients, state = assemble("ppo", env, config, network_config, total_steps, seed)
+    updates = total_steps // program.steps_per_update
+    column = metric_names(program, coefficients, state).index("episode/return")
+    _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=1)(coefficients, state, jnp.int32(updates))
+    return float(np.nanmean(np.asarray(rows)[-updates // 10 :, column]))
+
+
+@pytest.mark.parametrize(
+    ("env", "total_steps", "settings", "least"),
+    [
+        ("CartPole-v1", 500_000, {}, 450),
+        ("Acrobot-v1", 200_000, {}, -100),
+        ("Pendulum-v1", 300_000, PENDULUM, -300),
+    ],
+    ids=["CartPole", "Acrobot", "Pendulum"],
+)
+def test_classic_control_is_learned(env, total_steps, settings, least):
+    assert returns(env, total_steps, **settings) >= least
+
+
+def test_hidden_velocities_are_made_up_for_by_a_memory_and_by_nothing_else():
+    assert returns("CartPole-Hidden-v1", 500_000, **MEMORY) >= 300
+    assert returns("CartPole-Hidden-v1", 200_000) <= 100
+
+
+def test_many_agents_learn_to_reach_their_targets():
+    """A policy that learns nothing, at a rate of 0, shows what chance is worth."""
+    learned, random = (returns("Swarm-v0", 150_000, learning_rate=rate, **SWARM) for rate in ("1e-3 -> 0", 0.0))
+    assert random < 1
+    assert learned > 3.5

@@ -1,0 +1,317 @@
+"""What holds for every algorithm: each one that exists is tested by these, found by its name."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lehr import algorithms
+from lehr import iteration as core
+from lehr.coefficients import bundle, population
+from lehr.config import coefficients as coefficients_of
+from lehr.config import describe
+from lehr.envs import TimeLimit, Wrapper
+from lehr.envs.base import NEVER
+from lehr.envs.probes import PROBES, TIME_LIMIT, FinalObservation, Truncated
+from lehr.errors import InputError
+from lehr.iteration import chunk, iteration, metric_names
+from lehr.rollout import Collected
+from lehr.schedules import COEFFICIENTS, env_steps, schedule
+from lehr.types import Rollout
+
+pytestmark = pytest.mark.parametrize("algorithm", algorithms.names())
+
+DISCOUNT = 0.7
+PROBE = {
+    "num_envs": 16,
+    "horizon": 8,
+    "discount": DISCOUNT,
+    "learning_rate": "0.02 -> 0",
+    "entropy_coef": 0.0,
+    "initial_log_std": -1.0,
+}
+PROBE_UPDATES = 200
+TOLERANCE = 0.08
+
+
+def identical(one, other):
+    """Whether two pytrees hold the same bits."""
+
+    def bits(x):
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return jax.tree.all(jax.tree.map(lambda x, y: bits(x).tobytes() == bits(y).tobytes(), one, other))
+
+
+def train_on(begin, advance, algorithm, env, **settings):
+    given = {**PROBE, **settings}
+    total = PROBE_UPDATES * given["num_envs"] * given["horizon"]
+    return advance(begin(algorithm, env, total_steps=total, **given), PROBE_UPDATES)
+
+
+def learned(run, observations):
+    """The values `[M]` and the policy that a run has learned for first observations of episodes, `[M, 1]`."""
+    network, size = run.program.algorithm.network, len(observations)
+    carry, reset = network.initial_carry((size,)), jnp.ones(size, bool)
+    _, policy, value = jax.jit(network.step)(run.state.learner.params, carry, jnp.float32(observations), reset)
+    return np.asarray(value), policy
+
+
+# Probe environments: values known in closed form ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "box"])
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.__name__)
+def test_the_critic_learns_the_values_of_a_probe(algorithm, probe, continuous, begin, advance):
+    env = probe(continuous=continuous)
+    run = train_on(begin, advance, algorithm, TimeLimit(env, TIME_LIMIT))
+    expected = env.expected_values(DISCOUNT)
+    found, policy = learned(run, expected.observations)
+    values = expected.values
+    if expected.actions is not None:
+        np.testing.assert_allclose(policy.mode(), expected.actions, atol=TOLERANCE)
+        if continuous:  # a policy with deviation σ around the best action is worth σ² less
+            values = values - np.square(np.asarray(policy.std()))[:, 0]
+    np.testing.assert_allclose(found, values, atol=TOLERANCE)
+    assert run.metrics["update/rejected"][-1] == 0
+
+
+@dataclass(frozen=True)
+class Endless(Wrapper):
+    """Say of an environment that it does not truncate by itself."""
+
+    truncation_gap: ClassVar[int] = NEVER
+
+    def reset(self, key):
+        return self.env.reset(key)
+
+    def step(self, key, state, action):
+        return self.env.step(key, state, action)
+
+
+@pytest.mark.parametrize("probe", [Truncated, FinalObservation])
+def test_a_time_limit_is_seen_through_where_it_is_met_once_per_rollout(algorithm, probe, begin, advance):
+    """The rollout then keeps one final observation for each environment, instead of all."""
+    run = train_on(begin, advance, algorithm, TimeLimit(Endless(probe()), TIME_LIMIT), horizon=2, num_envs=64)
+    assert run.program.env.truncation_gap >= 2
+    expected = probe().expected_values(DISCOUNT)
+    np.testing.assert_allclose(learned(run, expected.observations)[0], expected.values, atol=TOLERANCE)
+
+
+def merged(rollout: Rollout) -> Rollout:
+    return rollout._replace(terminated=rollout.done)
+
+
+def bootstrapped_from_the_reset(rollout: Rollout) -> Rollout:
+    following = jnp.concatenate([rollout.value[1:], rollout.next_value[-1:]])
+    return rollout._replace(next_value=jnp.where(rollout.done, following, rollout.next_value))
+
+
+@pytest.mark.parametrize(
+    ("probe", "mistake"),
+    [(Truncated, merged), (FinalObservation, bootstrapped_from_the_reset)],
+    ids=["merged", "reset"],
+)
+def test_a_time_limit_that_is_taken_for_an_end_would_be_noticed(algorithm, probe, mistake, begin, advance, monkeypatch):
+    """The probes fail by a wide margin when rollouts are falsified in the two ways that are common."""
+
+    def falsified(*arguments) -> Collected:
+        collected = collect(*arguments)
+        return collected._replace(rollout=mistake(collected.rollout))
+
+    collect = core.collect
+    monkeypatch.setattr(core, "collect", falsified)
+    # A time limit of its own makes this another program, so that no compiled one is mistaken for it.
+    run = train_on(begin, advance, algorithm, TimeLimit(probe(), TIME_LIMIT + 1))
+    expected = probe().expected_values(DISCOUNT)
+    assert np.abs(learned(run, expected.observations)[0] - expected.values).max() > 4 * TOLERANCE
+
+
+def test_the_policy_learns_one_of_several_discrete_choices(algorithm, match, begin, advance):
+    run = train_on(begin, advance, algorithm, match)
+    signs = np.array([[-1.0], [1.0]])
+    values, policy = learned(run, signs)
+    np.testing.assert_array_equal(policy.mode()[:, 1], [0, 2])
+    np.testing.assert_allclose(values, 1.0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("torso", ["lstm", "gru", "mingru"])
+def test_a_memory_learns_what_was_shown_before(algorithm, torso, recall, begin, advance):
+    run = train_on(begin, advance, algorithm, recall, torso=torso, horizon=9, learning_rate="0.01 -> 0")
+    assert run.metrics["episode/return"][-20:].mean() > 0.9
+    signs = np.array([[-1.0], [1.0]])
+    np.testing.assert_allclose(learned(run, signs)[0], DISCOUNT**2, atol=TOLERANCE)
+
+
+def test_without_a_memory_what_was_shown_before_is_lost(algorithm, recall, begin, advance):
+    run = train_on(begin, advance, algorithm, recall, horizon=9)
+    assert abs(run.metrics["episode/return"][-20:].mean()) < 0.2
+
+
+# One program ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_traced_once_and_its_updates_in_pieces_are_the_same_updates(algorithm, begin, count_traces, quickly):
+    """A run can be stopped after any update: all that it remembers is in its state."""
+
+    def run(*counts):
+        begun = begin(algorithm, "CartPole-v1", seed=3)
+        state, metrics = begun.state, []
+        for count in counts:
+            state, rows = advance(begun.coefficients, state, jnp.int32(count))
+            metrics.append(np.asarray(rows)[:count])
+        return state, np.concatenate(metrics)
+
+    counted = count_traces(partial(chunk, begin(algorithm, "CartPole-v1").program, 8))
+    advance = jax.jit(counted, donate_argnums=1, compiler_options=quickly)
+    whole, pieces = run(6), run(2, 1, 3)
+    assert int(whole[0].updates) == 6
+    assert identical(whole, pieces)
+    assert counted.traces == 1
+
+
+def every_coefficient(algorithm, scale=1.0, only=None):
+    """A schedule of its own for each coefficient, all within their ranges; one of them scaled."""
+    shapes = ("", " cosine", " exponential", " polynomial(2)")
+    names = [field.name for field in describe(algorithms.find(algorithm).Config) if field.is_coefficient]
+    given = {}
+    for index, name in enumerate(names):
+        size = 0.01 if name == "learning_rate" else 1.0
+        factor = size * (scale if name == only else 1.0)
+        given[name] = (
+            f"{(0.95 - 0.01 * index) * factor:.10g} -> {(0.5 + 0.02 * index) * factor:.10g}{shapes[index % 4]}"
+        )
+    return given
+
+
+def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algorithm, everything_on, begin):
+    given, updates, total = every_coefficient(algorithm), 12, 12 * 64
+    run = begin(algorithm, "CartPole-v1", total_steps=total, **everything_on.get(algorithm, {}), **given)
+    # Compiled as in training, without options: the last bit depends on them.
+    _, rows = jax.jit(partial(chunk, run.program, updates))(run.coefficients, run.state, jnp.int32(updates))
+    metrics = dict(zip(metric_names(run.program, run.coefficients, run.state), np.asarray(rows).T, strict=True))
+    assert {f"coef/{name}" for name in given} == {name for name in metrics if name.startswith("coef/")}
+    clock = env_steps(jnp.arange(updates, dtype=jnp.uint32), run.program.steps_per_update)
+    for name, text in given.items():
+        one, applied = schedule(text).bind(total), metrics[f"coef/{name}"]
+        np.testing.assert_array_equal(applied, jax.jit(lambda one, clock: one(clock))(one, clock), err_msg=name)
+        np.testing.assert_allclose(applied, one(64 * np.arange(updates)), rtol=1e-6, err_msg=name)
+        assert applied[0] == np.float32(one(0)), "the first update sees the start value"
+        assert len(np.unique(applied)) == updates
+
+
+def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
+    algorithm, everything_on, configs, begin, count_traces, quickly
+):
+    def coefficients(**scaled):
+        given = {**everything_on.get(algorithm, {}), **every_coefficient(algorithm, **scaled)}
+        return bundle(coefficients_of(configs(algorithm, given)[0], total_steps=10_000))
+
+    run = begin(algorithm, "CartPole-v1", **everything_on.get(algorithm, {}), **every_coefficient(algorithm))
+    counted = count_traces(partial(chunk, run.program, 4))
+    advance = jax.jit(counted, compiler_options=quickly)
+    before, _ = advance(coefficients(), run.state, jnp.int32(4))
+    unchanged = []
+    for name in every_coefficient(algorithm):
+        after, _ = advance(coefficients(scale=1e-4, only=name), run.state, jnp.int32(4))
+        if identical(before.learner.params, after.learner.params):
+            unchanged.append(name)
+    assert unchanged == []
+    assert counted.traces == 1
+
+
+def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(algorithm, begin):
+    for field in describe(algorithms.find(algorithm).Config):
+        if field.is_coefficient and np.isfinite(COEFFICIENTS[field.name].least):
+            with pytest.raises(InputError, match=f"{field.name} is .* must stay in"):
+                begin(algorithm, "CartPole-v1", **{field.name: "0.5 -> -0.5"})
+
+
+# The same again ------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_decides_everything(algorithm, begin, advance):
+    first, again, other = (advance(begin(algorithm, "CartPole-v1", seed=seed), 5) for seed in (1, 1, 2))
+    assert identical(first.state, again.state)
+    assert identical(first.metrics, again.metrics)
+    assert not identical(first.state.learner.params, other.state.learner.params)
+    assert not identical(first.metrics["loss/total"], other.metrics["loss/total"])
+
+
+# Numbers that are not finite -----------------------------------------------------------------------------------------
+
+
+def poisoned(run, index):
+    """The run with a NaN reward ahead of one of its environments."""
+    env_state = run.state.actor.env_state
+    env_state = env_state._replace(poisoned=env_state.poisoned.at[index].set(True))
+    return run._replace(state=run.state._replace(actor=run.state.actor._replace(env_state=env_state)))
+
+
+def test_an_update_on_a_nan_reward_is_not_applied_and_training_goes_on(algorithm, poison, begin, advance):
+    switches = {"normalise_observations": True, "normalise_rewards": True}
+    sound = advance(begin(algorithm, poison, entropy_coef="auto(target_entropy=0.5)", **switches), 2)
+    assert sound.metrics["update/rejected"].tolist() == [0, 0]
+
+    hurt = advance(poisoned(sound, 3), 1)
+    assert hurt.metrics["update/rejected"].tolist() == [1]
+    assert int(hurt.state.rejected) == 1
+    assert int(hurt.state.updates) == 3
+    for part in ("learner", "observation_statistics", "reward_scaling", "controllers"):
+        assert identical(getattr(hurt.state, part), getattr(sound.state, part)), part
+    assert not hurt.state.actor.env_state.poisoned.any()
+
+    healed = advance(hurt, 3)
+    assert healed.metrics["update/rejected"].tolist() == [1, 1, 1]
+    assert not identical(healed.state.learner.params, sound.state.learner.params)
+    for name, column in healed.metrics.items():
+        assert np.isfinite(column).all(), name
+
+
+# Populations ---------------------------------------------------------------------------------------------------------
+
+
+@jax.jit
+def stacked(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+@jax.jit
+def member(tree, index):
+    return jax.tree.map(lambda x: x[index], tree)
+
+
+def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_frozen_alone(
+    algorithm, poison, configs, begin, advance, quickly
+):
+    """Each has a seed and a schedule of its own, of any number of phases; all are one program."""
+    schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
+    runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
+    together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
+    found = [coefficients_of(configs(algorithm, {"learning_rate": text})[0], 10_000) for text in schedules]
+    used = runs[0].coefficients.names
+    coefficients = population([{name: given[name] for name in used} for given in found])
+
+    states = stacked([run.state for run in runs])
+    for _ in range(3):
+        states, metrics = together(coefficients, states)
+    for index, run in enumerate(runs):
+        alone = advance(run, 3)
+        found, expected = (
+            (state.learner, state.actor, state.updates) for state in (member(states, index), alone.state)
+        )
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), found, expected)
+        for name, column in alone.metrics.items():
+            np.testing.assert_allclose(metrics[name][index], column[-1], rtol=1e-2, atol=1e-4, err_msg=name)
+    assert len(np.unique(metrics["coef/learning_rate"])) == 3
+
+    before = stacked([runs[0].state, poisoned(runs[1], 0).state, runs[2].state])
+    after, metrics = together(coefficients, before)
+    assert metrics["update/rejected"].tolist() == [0, 1, 0]
+    kept = [identical(member(before.learner, index), member(after.learner, index)) for index in range(3)]
+    assert kept == [False, True, False]

@@ -1,0 +1,165 @@
+"""An optimiser with its rate outside does what optax does with the rate inside, on a flat vector as on a tree."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lehr.errors import InputError
+from lehr.optimise import ELEMENTWISE, optimiser
+
+RATES = (0.1, 0.03, 0.3, 0.0)
+"""A rate for each step, as a schedule would give them."""
+
+
+def parameters():
+    keys = jax.random.split(jax.random.key(0), 3)
+    return {
+        "head": {"kernel": jax.random.normal(keys[0], (4, 3)), "bias": jax.random.normal(keys[1], (3,))},
+        "torso": {"kernel": jax.random.normal(keys[2], (2, 5, 4))},
+    }
+
+
+def gradients(step):
+    keys = jax.random.split(jax.random.key(step + 1), 3)
+    shapes = jax.tree.map(jnp.shape, parameters(), is_leaf=lambda x: hasattr(x, "shape"))
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
+    return structure.unflatten([jax.random.normal(key, shape) for key, shape in zip(keys, leaves, strict=True)])
+
+
+def stepped(chosen, params, max_grad_norm=None):
+    """The parameters after each step, not packed, and the norms of the gradients."""
+    packed, unpack = chosen.pack(params)
+    state, found, norms = chosen.init(params), [], []
+    update = jax.jit(chosen.step)
+    for step, rate in enumerate(RATES):
+        packed, state, norm = update(packed, state, gradients(step), rate, max_grad_norm)
+        found.append(unpack(packed))
+        norms.append(float(norm))
+    return found, norms
+
+
+def stepped_by_optax(make, params, max_grad_norm=None):
+    """The same with the rate inside: an optimiser for each step, all with one state."""
+    state, found = make(1.0).init(params), []
+    for step, rate in enumerate(RATES):
+        given = gradients(step)
+        if max_grad_norm is not None:
+            given, _ = optax.clip_by_global_norm(max_grad_norm).update(given, optax.EmptyState())
+        updates, state = jax.jit(make(rate).update)(given, state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(params)
+    return found
+
+
+def assert_close(found, expected):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "make"),
+    [
+        ("adam", {}, lambda rate: optax.adam(rate, eps=1e-5)),
+        ("adam", {"b1": 0.5, "eps": 1e-8}, lambda rate: optax.adam(rate, b1=0.5)),
+        ("adamw", {"weight_decay": 0.1}, lambda rate: optax.adamw(rate, eps=1e-5, weight_decay=0.1)),
+        ("rmsprop", {}, lambda rate: optax.rmsprop(rate, decay=0.99, eps=1e-5)),
+        ("sgd", {"momentum": 0.9}, lambda rate: optax.sgd(rate, momentum=0.9)),
+        ("lamb", {}, optax.lamb),
+    ],
+    ids=["adam", "adam with options", "adamw", "rmsprop", "sgd", "lamb, not elementwise"],
+)
+def test_steps_are_those_of_optax_with_the_rate_inside(name, options, make):
+    found, norms = stepped(optimiser(name, options), parameters())
+    assert_close(found, stepped_by_optax(make, parameters()))
+    assert norms == pytest.approx([float(optax.tree.norm(gradients(step))) for step in range(len(RATES))], rel=1e-5)
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6], ids=["clipped", "left alone"])
+def test_gradients_are_clipped_by_their_global_norm(limit):
+    found, norms = stepped(optimiser("sgd"), parameters(), max_grad_norm=limit)
+    assert_close(found, stepped_by_optax(optax.sgd, parameters(), max_grad_norm=limit))
+    assert min(norms) > 1, "the norm that is reported is the one before clipping"
+
+
+def test_elementwise_optimisers_work_on_one_flat_vector():
+    """Each named so gives on the flat vector what optax gives on the tree."""
+    assert optimiser("adam").pack(parameters())[0].shape == (4 * 3 + 3 + 2 * 5 * 4,)
+    for name in sorted(ELEMENTWISE):
+        chosen = optimiser(name)
+        packed, unpack = chosen.pack(parameters())
+        after = unpack(chosen.step(packed, chosen.init(parameters()), gradients(0), 0.1, None).params)
+        tree = chosen.transformation
+        updates, _ = jax.jit(tree.update)(gradients(0), tree.init(parameters()), parameters())
+        assert_close(after, jax.tree.map(lambda p, u: p + 0.1 * u, parameters(), updates))
+
+
+def test_muon_makes_every_matrix_of_a_stack_orthogonal_by_itself():
+    """A kernel `[2, in, out]` holds the layers of actor and critic: each gets the step it would get alone."""
+    stack = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    chosen = optimiser("muon")
+    together, unpack = chosen.pack({"kernel": stack})
+    together = unpack(chosen.step(together, chosen.init({"kernel": stack}), {"kernel": 3 * stack}, 0.1, None).params)
+    for index in range(2):
+        one = {"kernel": stack[index]}
+        alone = optax.contrib.muon(0.1)
+        updates, _ = alone.update({"kernel": 3 * stack[index]}, alone.init(one), one)
+        np.testing.assert_allclose(together["kernel"][index] - stack[index], updates["kernel"], rtol=1e-4, atol=1e-5)
+        singular = np.linalg.svd(updates["kernel"], compute_uv=False)
+        assert singular.max() / singular.min() < 2.5, "the step is orthogonal, nearly, whatever the gradient"
+
+
+def test_muon_leaves_what_is_no_kernel_to_adam():
+    params = {"bias": jnp.ones(3), "log_std": jnp.ones((2, 3)), "kernel": jnp.eye(3)}
+    slopes = jax.tree.map(lambda x: 0.5 * x + 0.1, params)
+    chosen, adam = optimiser("muon"), optax.nadam(0.1)
+    after = chosen.step(params, chosen.init(params), slopes, 0.1, None).params
+    updates, _ = adam.update(slopes, adam.init(params), params)
+    expected = optax.apply_updates(params, updates)
+    for name, is_adams in (("bias", True), ("log_std", True), ("kernel", False)):
+        assert np.allclose(after[name], expected[name], rtol=1e-4) == is_adams, name
+
+
+def test_a_gradient_of_zero_divides_nothing():
+    params = {"w": jnp.ones(3)}
+    chosen = optimiser("adam")
+    step = chosen.step(chosen.pack(params)[0], chosen.init(params), {"w": jnp.zeros(3)}, 0.1, 0.5)
+    np.testing.assert_array_equal(step.params, jnp.ones(3))
+    assert float(step.gradient_norm) == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_not_clipped_away(bad):
+    params = {"w": jnp.ones(3)}
+    chosen = optimiser("sgd")
+    step = chosen.step(chosen.pack(params)[0], chosen.init(params), {"w": jnp.array([1.0, bad, 1.0])}, 0.1, 0.5)
+    assert not np.isfinite(step.params).all()
+    assert not np.isfinite(step.gradient_norm)
+
+
+def test_many_learning_rates_are_one_program():
+    params = {"w": jnp.ones(3)}
+    chosen = optimiser("adam")
+    packed, state = chosen.pack(params)[0], chosen.init(params)
+    many = jax.vmap(lambda rate: chosen.step(packed, state, {"w": jnp.ones(3)}, rate, 0.5).params)
+    np.testing.assert_allclose(many(jnp.array([0.1, 0.2]))[:, 0], [0.9, 0.8], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("rmsprp", {}, "There is no optimiser 'rmsprp'; did you mean 'rmsprop'?"),
+        ("apply_updates", {}, "There is no optimiser 'apply_updates'"),
+        (
+            "adamw",
+            {"weightdecay": 0.5},
+            "The optimiser 'adamw' has no option 'weightdecay'; did you mean 'weight_decay'?",
+        ),
+        ("adam", {"beta1": 0.5}, "The optimiser 'adam' has no option 'beta1'; known: b1, b2, eps"),
+        ("adam", {"learning_rate": 0.5}, "The optimiser 'adam' has no option 'learning_rate'"),
+    ],
+)
+def test_what_is_unknown_is_refused_with_the_nearest(name, options, message):
+    with pytest.raises(InputError) as refused:
+        optimiser(name, options)
+    assert message in str(refused.value)
