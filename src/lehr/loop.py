@@ -153,8 +153,10 @@ class Loop:
 
     @property
     def _evaluate_interval(self) -> int | None:
-        every = self.plan.run.evaluate_every
-        return self.plan.every(every) if every else None
+        run = self.plan.run
+        if run.evaluate_every:
+            return self.plan.every(run.evaluate_every)
+        return self._checkpoint_interval if run.target_return is not None else None
 
     def _next_event(self, update: int | None = None) -> int:
         """The first update after this one, the newest by default, that something happens after."""

@@ -42,7 +42,7 @@ class RunConfig:
     frame_stack: int = 1
     """How many of the newest observations the agent sees."""
     evaluate_every: int | None = None
-    """Env steps between evaluations; none evaluates at the end only."""
+    """Env steps between evaluations; none evaluates at the end, and with a target_return at every checkpoint."""
     evaluate_episodes: int = 100
     """Episodes of an evaluation; 0 evaluates never."""
     target_return: float | None = None
@@ -67,10 +67,10 @@ class RunConfig:
         for name in ("evaluate_every", "checkpoint_every"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
-        if self.target_return is not None and (self.evaluate_every is None or self.evaluate_episodes == 0):
+        if self.target_return is not None and self.evaluate_episodes == 0:
             raise InputError(
-                f"target_return is {self.target_return:g}, but nothing is evaluated before the end; give "
-                "evaluate_every too, and evaluate_episodes of 1 or more."
+                f"target_return is {self.target_return:g}, but evaluate_episodes is 0, so nothing is evaluated; remove "
+                "one of them."
             )
 
 

@@ -241,7 +241,7 @@ def _run(plan: Plan, directory: runs.RunDirectory, loop: Loop) -> Result:
     result = _result(plan, directory, loop.run())
     if result.metrics:  # a run that is stopped while it is compiled has none
         texts = {name: str(value) for name, value in plan.mapping.items() if name in COEFFICIENTS}
-    learning_curve({directory.path.name: result.metrics}, directory.curve, texts=texts)
+        learning_curve({directory.path.name: result.metrics}, directory.curve, texts=texts)
     return result
 
 

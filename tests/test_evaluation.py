@@ -1,0 +1,102 @@
+"""An evaluation gives the returns and lengths of whole episodes, as a loop over single steps does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr import envs
+from lehr.envs import TimeLimit
+from lehr.envs.probes import FinalObservation, Truncated
+from lehr.plan import make_plan
+
+SMALL = {"num_envs": 2, "horizon": 4, "minibatches": 1, "hidden_sizes": (8,), "recurrent_size": 8, "total_steps": 8}
+
+
+def policy_of(env, scale=30.0, **settings):
+    """An untrained policy with large weights, so that it has preferences, and its environment."""
+    plan = make_plan("ppo", SMALL | settings, envs.make(env))
+    learner = plan.state.learner
+    params = jax.tree.map(lambda x: scale * x, learner.params)
+    return plan.policy(plan.state._replace(learner=learner._replace(params=params))), plan.env
+
+
+def by_hand(policy, env, episodes, seed):
+    """Greedy episodes, one step of one environment at a time."""
+    reset_key, _ = jax.random.split(jax.random.key(seed))
+    step, found = jax.jit(env.step), []
+    for key in jax.random.split(reset_key, episodes):
+        state, obs = env.reset(key)
+        carry, total, length, done = policy.initial_carry(1), 0.0, 0, False
+        while not done:
+            carry, action = policy.step(carry, obs[None], np.array([length == 0]))
+            state, timestep = step(key, state, action[0])
+            obs, total, length = timestep.obs, total + float(timestep.reward), length + 1
+            done = bool(timestep.terminated | timestep.truncated)
+        found.append((total, length))
+    return found
+
+
+@pytest.mark.parametrize(("env", "torso"), [("CartPole-v1", "auto"), ("CartPole-Hidden-v1", "mingru")])
+def test_episodes_equal_those_stepped_one_by_one(env, torso):
+    policy, made = policy_of(env, torso=torso)
+    episodes = lehr.evaluate(policy, made, episodes=6, seed=3)
+    expected = by_hand(policy, made, 6, seed=3)
+    assert list(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True)) == expected
+    assert len(set(episodes.lengths.tolist())) > 1  # they end at different steps, and each keeps its own numbers
+
+
+@pytest.mark.parametrize(("probe", "value"), [(Truncated(), 7.0), (FinalObservation(), 6.0)])
+def test_an_episode_ends_at_its_time_limit(probe, value):
+    policy, env = policy_of(TimeLimit(probe, 7))
+    episodes = lehr.evaluate(policy, env, episodes=3)
+    assert (episodes.returns.tolist(), episodes.lengths.tolist()) == ([value] * 3, [7] * 3)
+
+
+def test_an_episode_without_an_end_counts_as_it_stands(monkeypatch):
+    monkeypatch.setattr("lehr.evaluation.MOST_STEPS", 11)
+    policy, env = policy_of(Truncated())
+    assert lehr.evaluate(policy, env, episodes=2).lengths.tolist() == [11, 11]
+
+
+def test_greedy_actions_are_all_alike_and_sampled_ones_are_drawn():
+    policy, env = policy_of("Probe-PolicyReward-v0", scale=1.0)
+    greedy = lehr.evaluate(policy, env, episodes=1000)
+    sampled = lehr.evaluate(policy, env, episodes=1000, greedy=False)
+    assert len(np.unique(greedy.returns)) == 1
+    assert np.unique(sampled.returns).tolist() == [-1, 1]
+    _, found = policy.program.network.act(
+        policy.learned.params, policy.initial_carry(1), jnp.zeros((1, 1)), jnp.ones(1, bool)
+    )
+    probability = float(np.exp(found.log_prob(jnp.ones(1, jnp.int32))[0]))
+    spread = 2 * np.sqrt(probability * (1 - probability) / 1000)
+    assert abs(sampled.returns.mean() - (2 * probability - 1)) < 4 * spread
+
+
+def test_a_seed_gives_the_same_episodes_and_another_gives_others():
+    policy, env = policy_of("CartPole-v1", scale=1.0)
+    for greedy in (True, False):
+        one, same, other = (lehr.evaluate(policy, env, 8, seed, greedy) for seed in (1, 1, 2))
+        assert one.lengths.tolist() == same.lengths.tolist()
+        assert one.lengths.tolist() != other.lengths.tolist()
+
+
+def test_every_agent_of_an_environment_has_its_return():
+    policy, env = policy_of("Swarm-v0")
+    episodes = lehr.evaluate(policy, env, episodes=3)
+    assert episodes.returns.shape == episodes.lengths.shape == (3 * env.num_agents,)
+    assert np.isfinite(episodes.returns).all()
+    assert len(np.unique(episodes.returns)) > 3
+
+
+def test_greedy_and_sampled_share_one_compiled_program(count_traces, monkeypatch):
+    policy, env = policy_of(TimeLimit(Truncated(), 5))
+    counted = count_traces(lehr.policy.PolicyProgram.act)
+    monkeypatch.setattr(lehr.policy.PolicyProgram, "act", lambda *arguments: counted(*arguments))
+    for greedy in (True, False):
+        lehr.evaluate(policy, env, episodes=2, greedy=greedy)
+    traces = counted.traces
+    for greedy in (True, False):
+        lehr.evaluate(policy, env, episodes=2, seed=5, greedy=greedy)
+    assert traces == counted.traces <= 2

@@ -1,0 +1,140 @@
+"""A policy acts: on one observation or many, by its best guess or by chance, with its statistics and its memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr.normalise import RunningStatistics, update
+from lehr.plan import make_plan
+from lehr.policy import clip_to
+from lehr.spaces import Box, Discrete
+
+SMALL = {"num_envs": 2, "horizon": 4, "minibatches": 1, "hidden_sizes": (8,), "recurrent_size": 8, "total_steps": 8}
+
+
+def policy_of(env, scale=30.0, **settings):
+    """An untrained policy with large weights, so that it has preferences."""
+    plan = make_plan("ppo", SMALL | {"env": env} | settings)
+    learner = plan.state.learner
+    params = jax.tree.map(lambda x: scale * x, learner.params)
+    return plan.policy(plan.state._replace(learner=learner._replace(params=params)))
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return policy_of("CartPole-v1")
+
+
+@pytest.fixture(scope="module")
+def observations():
+    return np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+
+
+def distribution(policy, obs):
+    carry = policy.initial_carry(len(obs))
+    _, found = policy.program.network.act(policy.learned.params, carry, obs, jnp.zeros(len(obs), bool))
+    return found
+
+
+def test_a_batch_gives_the_action_of_each_observation(policy, observations):
+    together = policy(observations)
+    assert together.shape == (16,)
+    alone = [policy(obs) for obs in observations]
+    assert all(action.shape == () for action in alone)
+    assert [int(action) for action in alone] == together.tolist()
+    assert len(set(together.tolist())) == 2
+
+
+def test_without_a_key_the_most_probable_action_is_taken(policy, observations):
+    probabilities = np.exp(distribution(policy, observations).log_prob(jnp.ones(16, jnp.int32)))
+    assert policy(observations).tolist() == (probabilities > 0.5).astype(int).tolist()
+
+
+def test_with_a_key_actions_are_drawn_by_their_probabilities(observations):
+    policy = policy_of("CartPole-v1", scale=3.0)
+    obs = np.repeat(observations[:1], 4000, axis=0)
+    probability = float(np.exp(distribution(policy, obs[:1]).log_prob(jnp.ones(1, jnp.int32))[0]))
+    assert 0.05 < probability < 0.95
+    drawn = np.asarray(policy(obs, jax.random.key(1)))
+    assert abs(drawn.mean() - probability) < 4 * np.sqrt(probability * (1 - probability) / 4000)
+    assert policy(obs, jax.random.key(1)).tolist() == drawn.tolist()
+    assert policy(obs, jax.random.key(2)).tolist() != drawn.tolist()
+    assert policy(obs[0], jax.random.key(1)).shape == ()
+
+
+def test_numbers_of_numpy_and_of_jax_are_the_same(policy, observations):
+    expected = policy(observations).tolist()
+    assert policy(jnp.asarray(observations)).tolist() == expected
+    assert policy(observations.astype(np.float64)).tolist() == expected
+
+
+def test_actions_are_legal(observations):
+    policy = policy_of("Pendulum-v1", scale=1.0, initial_log_std=0.7)
+    drawn = np.asarray(policy(observations[:, :3], jax.random.key(0)))
+    assert drawn.shape == (16, 1)
+    assert np.abs(drawn).max() == 2.0
+    assert len(np.unique(drawn)) > 2
+
+
+def test_an_action_is_clipped_to_a_box_alone():
+    space = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32))
+    assert clip_to(space, jnp.array([[-5.0, -5.0], [0.5, 2.0], [5.0, 5.0]])).tolist() == [[-1, 0], [0.5, 2], [1, 3]]
+    assert clip_to(Discrete(2), jnp.array([7])).tolist() == [7]
+
+
+def test_observations_are_normalised_by_the_statistics_of_the_run(observations):
+    plan = make_plan("ppo", SMALL | {"normalise_observations": True})
+    statistics = plan.state.observation_statistics
+    assert isinstance(statistics, RunningStatistics)
+    learned_from = 5 + 3 * observations
+    state = plan.state._replace(
+        observation_statistics=update(statistics, jnp.asarray(learned_from)),
+        learner=plan.state.learner._replace(params=jax.tree.map(lambda x: 30 * x, plan.state.learner.params)),
+    )
+    policy = plan.policy(state)
+    plain = lehr.policy.Policy(policy.program, lehr.policy.PolicyParameters(policy.learned.params, ()))
+    expected = plain((learned_from - learned_from.mean(0)) / learned_from.std(0)).tolist()
+    assert policy(learned_from).tolist() == expected
+    assert plain(learned_from).tolist() != expected
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 2, 4), ()])
+def test_an_observation_of_another_shape_is_refused(shape, policy):
+    with pytest.raises(
+        lehr.InputError, match=r"The observation has shapes .* this policy takes \[\(4,\)\], or a batch"
+    ):
+        policy(np.zeros(shape, np.float32))
+
+
+def test_an_empty_batch_has_no_actions(policy):
+    assert policy(np.zeros((0, 4), np.float32)).shape == (0,)
+
+
+# Memory ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recurrent():
+    return policy_of("CartPole-Hidden-v1", torso="mingru")
+
+
+def test_a_policy_with_a_memory_says_how_it_is_used(recurrent):
+    with pytest.raises(lehr.InputError, match=r"has a memory: use carry = policy.initial_carry\(n\)"):
+        recurrent(np.zeros(2, np.float32))
+
+
+def test_a_memory_is_carried_and_cleared_at_the_begin_of_an_episode(recurrent, observations):
+    obs, fresh = observations[:, :2], recurrent.initial_carry(16)
+    no, some = np.zeros(16, bool), np.arange(16) < 8
+    carry, action = recurrent.step(fresh, obs, no)
+    assert action.shape == (16,)
+    again, _ = recurrent.step(carry, obs, no)
+    mixed, _ = recurrent.step(carry, obs, some)
+    changed = []
+    for first, later, cut in zip(*map(jax.tree.leaves, (carry, again, mixed)), strict=True):
+        changed.append(not np.array_equal(first, later))  # the critic's does not: a policy acts without it
+        np.testing.assert_array_equal(cut[:8], first[:8])
+        np.testing.assert_array_equal(cut[8:], later[8:])
+    assert any(changed)

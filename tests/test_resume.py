@@ -1,0 +1,428 @@
+"""A run that is stopped in any way, and resumed, ends like a run that never was: bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lehr
+from lehr import checkpoint, runs
+from lehr.logging import jsonl
+from lehr.loop import Loop
+
+COMMON = {
+    "num_envs": 4,
+    "horizon": 8,
+    "epochs": 2,
+    "minibatches": 2,
+    "hidden_sizes": [8],
+    "total_steps": 32 * 60,
+    "checkpoint_every": 32 * 5,
+    "evaluate_every": 32 * 12,
+    "evaluate_episodes": 3,
+    "progress": False,
+    "tensorboard": False,
+    "entropy_coef": "0.03 until 20%, 0.03 -> 0.001 cosine",
+}
+VARIANTS = {
+    "feed-forward": {"env": "CartPole-v1", "clip_range": "0.2 -> 0.1"},
+    "recurrent": {
+        "env": "CartPole-Hidden-v1",
+        "preset": "puffer",
+        "torso": "mingru",
+        "recurrent_size": 8,
+        "minibatches": 2,
+    },
+    "normalising": {"env": "Pendulum-v1", "normalise_observations": True, "normalise_rewards": True},
+    "controlled": {
+        "env": "Acrobot-v1",
+        "entropy_coef": "auto(target_entropy=0.5, rate=0.1)",
+        "learning_rate": "adaptive_kl(1e-3)",
+    },
+}
+KILLS = 5  # of each variant: 20 in all
+
+# A process that trains, or resumes, and is given a signal at one moment. Places are counted from the loop's begin, so
+# that a resumed process is killed later than the one before.
+CHILD = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+import lehr
+from lehr import checkpoint, loop
+from lehr.logging import JsonLines
+
+order = json.loads(sys.argv[1])
+begun = []
+
+def die():
+    os.kill(os.getpid(), order["signal"])
+
+def before(owner, name, count, first=die):
+    original, calls = getattr(owner, name), []
+    def counted(*arguments, **named):
+        calls.extend(begun)
+        if len(calls) == count:
+            first(*arguments) if first is not die else die()
+        return original(*arguments, **named)
+    setattr(owner, name, counted)
+
+def torn(self, row):
+    self._file.write(json.dumps({name: value for name, value in row.items() if value == value})[:100])
+    self._file.flush()
+    die()
+
+def later(*_):
+    def wait():
+        time.sleep(order["seconds"])
+        die()
+    threading.Thread(target=wait, daemon=True).start()
+
+compile = loop.Loop._compile
+
+def begin(self):
+    chunks = type("Chunks", (), {"dispatch": staticmethod(compile(self))})
+    begun.append(1)
+    if order["place"] == "chunk":
+        before(chunks, "dispatch", order["count"], later)
+    return lambda *arguments: chunks.dispatch(*arguments)
+
+loop.Loop._compile = begin
+places = {
+    "fsync": (os, "fsync"),
+    "savez": (np, "savez"),
+    "rename": (Path, "rename"),
+    "discard": (checkpoint, "_discard"),
+    "evaluate": (loop.Loop, "_evaluate"),
+    "report": (loop.Loop, "_report"),
+    "row": (JsonLines, "log"),
+    "flush": (JsonLines, "flush"),
+}
+if order["place"] in places:
+    before(*places[order["place"]], order["count"])
+if order["place"] == "torn":
+    before(JsonLines, "log", order["count"], torn)
+if order["place"] == "compile":
+    loop.Loop._compile = lambda self: (die(), compile(self))[1]
+if Path(order["run"], "config.yaml").exists():
+    lehr.resume(order["run"])
+else:
+    lehr.train("ppo", run_dir=order["run"], **order["settings"])
+"""
+PLACES = {  # the most calls that are waited for: at most two checkpoints' worth
+    "chunk": 6,
+    "fsync": 8,
+    "savez": 2,
+    "rename": 2,
+    "discard": 1,
+    "evaluate": 1,
+    "report": 6,
+    "row": 10,
+    "flush": 6,
+    "torn": 10,
+    "compile": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def child(cache):
+    def run(path, settings, place="", count=0, seconds=0.0, sent=signal.SIGKILL):
+        order = {"run": str(path), "settings": settings, "place": place, "count": count, "seconds": seconds}
+        return subprocess.run(
+            [sys.executable, "-W", "error", "-c", CHILD, json.dumps(order | {"signal": int(sent)})],
+            env=os.environ | {"LEHR_CACHE": str(cache)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(cache, tmp_path_factory):
+    """A feed-forward run that was never stopped, made in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEHR_CACHE", str(cache))
+        yield lehr.train(run_dir=tmp_path_factory.mktemp("whole"), **COMMON, **VARIANTS["feed-forward"]).run_dir
+
+
+def newest_of(run_dir):
+    return max(path for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def best_of(run_dir):
+    meta = json.loads((newest_of(run_dir) / "meta.json").read_text())["meta"]
+    return meta["best"], meta["best_update"]
+
+
+def saved_arrays(run_dir):
+    """Every leaf of the newest checkpoint by its path, read without the library."""
+    newest = newest_of(run_dir)
+    leaves = json.loads((newest / "meta.json").read_text())["leaves"]
+    with np.load(newest / "state.npz") as archive:
+        return {leaf["path"]: archive[f"arr_{number}"] for number, leaf in enumerate(leaves)}
+
+
+def rows_of(run_dir):
+    """The rows of the metrics without those that tell the time."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def assert_same_run(one, other):
+    here, there = saved_arrays(one), saved_arrays(other)
+    assert here.keys() == there.keys()
+    assert {".learner", ".actor"} < {path[: path.index(".", 1)] if "." in path[1:] else path for path in here}
+    for path, array in here.items():
+        assert array.tobytes() == there[path].tobytes(), path
+    assert rows_of(one) == rows_of(other)
+    assert [row["update"] for row in rows_of(one)] == list(range(1, 61))
+    assert best_of(one) == best_of(other)
+    assert checkpoint.steps(one / "checkpoints") == checkpoint.steps(other / "checkpoints")
+    assert runs.RunDirectory(one).read_status()["status"] == runs.RunDirectory(other).read_status()["status"]
+
+
+# Killed ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, tmp_path):
+    draw = random.Random(variant)
+    settings = COMMON | VARIANTS[variant]
+    assert child(tmp_path / "whole", settings).returncode == 0
+    places = draw.sample(sorted(PLACES), KILLS)
+    for place in places:
+        count = draw.randint(1, PLACES[place])
+        stopped = child(tmp_path / "killed", settings, place, count, seconds=draw.uniform(0, 0.02))
+        assert stopped.returncode == -signal.SIGKILL, (place, count, stopped.stderr)
+        assert runs.RunDirectory(tmp_path / "killed").read_status()["status"] == "running"
+    ended = child(tmp_path / "killed", settings)
+    assert ended.returncode == 0, ended.stderr
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
+    runs.RunDirectory.create(tmp_path / "run").unlock()
+    with pytest.raises(lehr.InputError, match="ended before it began; remove it and start it anew"):
+        lehr.resume(tmp_path / "run")
+
+
+# Signals -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_saves_and_stops_and_the_resumed_run_equals_one_that_was_not_stopped(child, whole, tmp_path):
+    settings, run = COMMON | VARIANTS["feed-forward"], runs.RunDirectory(tmp_path / "run")
+    updates = []
+    for number, place in ((signal.SIGTERM, "chunk"), (signal.SIGINT, "report"), (signal.SIGTERM, "compile")):
+        stopped = child(run.path, settings, place, 4, sent=number)
+        assert (stopped.returncode, stopped.stderr) == (0, "")
+        status = run.read_status()
+        assert (status["status"], status["reason"]) == ("stopped", f"signal {number.name}")
+        updates.append(max(checkpoint.steps(run.checkpoints)))
+        assert rows_of(run.path)[-1]["update"] == updates[-1]  # all that was computed is written down
+    assert 0 < updates[0] < updates[1] == updates[2] < 60
+    assert child(run.path, settings).returncode == 0
+    assert_same_run(run.path, whole)
+
+
+def test_a_signal_while_a_new_run_is_compiled_leaves_a_run_that_can_be_resumed(child, whole, tmp_path):
+    settings, run = COMMON | VARIANTS["feed-forward"], runs.RunDirectory(tmp_path / "run")
+    stopped = child(run.path, settings, "compile", sent=signal.SIGINT)
+    assert (stopped.returncode, stopped.stderr) == (0, "")
+    assert run.read_status()["status"] == "stopped"
+    assert rows_of(run.path) == []
+    assert child(run.path, settings).returncode == 0
+    assert_same_run(run.path, whole)
+
+
+def test_handlers_of_signals_are_given_back(whole):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    lehr.resume(whole)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# In this process ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(cache, tmp_path, monkeypatch):
+    """A function that trains the feed-forward run until after an update."""
+    monkeypatch.setenv("LEHR_CACHE", str(cache))
+
+    def train(update, name="run", **settings):
+        path = tmp_path / name
+        lehr.train(
+            run_dir=path,
+            progress_fn=lambda step, metrics: step >= 32 * update,
+            **COMMON | VARIANTS["feed-forward"] | settings,
+        )
+        return path
+
+    return train
+
+
+@pytest.mark.parametrize("damage", ["state.npz", "meta.json"])
+def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_it_used(damage, stopped, whole, caplog):
+    path = stopped(23)
+    found = checkpoint.steps(path / "checkpoints")
+    file = path / "checkpoints" / f"{found[-1]:012d}" / damage
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    lehr.resume(path)
+    (message,) = caplog.messages
+    assert str(file) in message
+    assert "is damaged" in message
+    assert_same_run(path, whole)
+
+
+def test_the_best_of_before_stays_the_best(stopped):
+    path = stopped(23, env="Probe-ConstantReward-v0")  # every evaluation is worth 1, so the first is the best
+    lehr.resume(path)
+    assert best_of(path) == (1.0, 12)
+    assert checkpoint.steps(path / "checkpoints") == [12, 50, 55, 60]
+
+
+def test_chunks_of_other_lengths_give_the_same_run(stopped, whole, monkeypatch):
+    monkeypatch.setattr("lehr.loop._next_count", lambda count, pace: 1)
+    assert_same_run(stopped(60), whole)
+
+
+def test_a_finished_run_stays_as_it_is(whole):
+    before = (whole / "metrics.jsonl").read_bytes(), saved_arrays(whole).keys()
+    assert lehr.resume(whole).state.updates == 60
+    assert ((whole / "metrics.jsonl").read_bytes(), saved_arrays(whole).keys()) == before
+    assert runs.RunDirectory(whole).read_status()["status"] == "finished"
+
+
+def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys):
+    path = stopped(60, clip_range="0.2 -> 0.1 over 960", total_steps=32 * 20)
+    before = rows_of(path)
+    lehr.resume(path, total_steps=32 * 40, progress=True)
+    assert "The budget was 640 env steps and is now 1280" in " ".join(capsys.readouterr().err.split())
+    rows = rows_of(path)
+    assert rows[:20] == before
+    assert len(rows) == 40
+    for row in rows[20:]:
+        clock = row["env_steps"] - 32
+        bound, fixed = (
+            np.float32(lehr.schedule(text, 1280)(clock)) for text in (COMMON["entropy_coef"], "0.2 -> 0.1 over 960")
+        )
+        np.testing.assert_allclose(row["coef/entropy_coef"], bound, rtol=1e-6)
+        np.testing.assert_allclose(row["coef/clip_range"], fixed, rtol=1e-6)
+    assert lehr.load(path).config["total_steps"] == 1280
+
+
+def test_a_budget_below_what_was_done_is_refused(whole):
+    with pytest.raises(lehr.InputError, match=r"total_steps is 320, but .* has made 1920 env steps already"):
+        lehr.resume(whole, total_steps=320)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"seed": 1}, "seed is 1, but the run's is 0, which a resumed run keeps"),
+        ({"horizon": 16}, "An update has 64 env steps with these settings, but the 60 updates of the run had 32 each"),
+        ({"action_repeat": 2}, "would jump"),
+        ({"num_envs": 8}, "does not fit"),
+        ({"hidden_sizes": [16]}, "does not fit"),
+    ],
+)
+def test_a_resumed_run_refuses_what_would_make_it_another_run(settings, sentence, whole):
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(lehr.InputError, match=sentence):
+        lehr.resume(whole, **settings)
+    assert {path: path.read_bytes() for path in before} == before
+    lehr.resume(whole)  # and it is not locked
+
+
+def test_a_coefficient_that_is_a_function_is_asked_for_again(stopped, tmp_path):
+    path = stopped(10, clip_range=lambda step: 0.2)
+    with pytest.raises(lehr.InputError, match="clip_range was a function"):
+        lehr.resume(path)
+    assert lehr.load(path).config["clip_range"].startswith("<function")
+    assert lehr.resume(path, clip_range=lambda step: 0.2).state.updates == 60
+    fork = lehr.train(from_run=path, run_dir=tmp_path / "fork", total_steps=32 * 62, clip_range=0.1)
+    assert fork.final["coef/clip_range"] == np.float32(0.1)
+
+
+def test_a_config_is_never_half_written(stopped, monkeypatch):
+    path = stopped(10)
+    before = (path / "config.yaml").read_text()
+
+    def torn(file, mapping):
+        Path(file).write_text("algorithm: p")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lehr.config.to_yaml", torn)
+    with pytest.raises(KeyboardInterrupt):
+        lehr.resume(path, total_steps=32 * 70)
+    assert (path / "config.yaml").read_text() == before
+
+
+# Forks -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fork_begins_with_the_origin_and_goes_on_by_its_clock(stopped, tmp_path, monkeypatch):
+    origin = stopped(23)
+    begun = []
+    run = Loop.run
+    monkeypatch.setattr(Loop, "run", lambda self: begun.append(saved_arrays(self.directory.path)) or run(self))
+    fork = lehr.train(from_run=origin, run_dir=tmp_path / "fork", entropy_coef="0.5 -> 0.25", seed=7)
+    there = saved_arrays(origin)
+    for path, array in begun[0].items():
+        assert path == ".key" or array.tobytes() == there[path].tobytes(), path
+    first, last = rows_of(fork.run_dir)[0], rows_of(fork.run_dir)[-1]
+    assert first["update"] == int(there[".updates"]) + 1
+    assert last["update"] == 60
+    clock = first["env_steps"] - 32
+    np.testing.assert_allclose(first["coef/entropy_coef"], 0.5 - 0.25 * clock / 1920, rtol=1e-6)
+    assert fork.config["clip_range"] == "0.2 -> 0.1"
+
+
+def test_a_fork_that_changes_nothing_equals_the_resumed_run(stopped, tmp_path, whole):
+    fork = lehr.train(from_run=stopped(23), run_dir=tmp_path / "fork")
+    here, there = saved_arrays(fork.run_dir), saved_arrays(whole)
+    assert {path for path in here if here[path].tobytes() != there[path].tobytes()} == set()
+    assert rows_of(fork.run_dir) == rows_of(whole)[-len(rows_of(fork.run_dir)) :]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"hidden_sizes": [16]}, r"With these settings \.learner\.params.* is float32\[.*16.*\], but in .* it is"),
+        ({"num_envs": 8}, "With these settings .* a fork may change coefficients"),
+        ({"optimiser": "sgd"}, r"\.learner\.optimiser.* absent"),
+        ({"normalise_observations": True}, r"\.observation_statistics.* absent"),
+        ({"env": "Acrobot-v1"}, "With these settings"),
+        ({"horizon": 4}, "its clock would jump"),
+        ({"total_steps": 1920}, "total_steps is 1920, but .* give more"),
+        ({"entropy_coef": -1}, "entropy_coef"),
+        ({"algorithm": "a2c"}, "is a run of ppo; a run of a2c cannot begin from it"),
+    ],
+)
+def test_a_fork_that_does_not_fit_says_so_and_leaves_nothing_behind(settings, sentence, whole, tmp_path):
+    with pytest.raises(lehr.InputError, match=sentence):
+        lehr.train(from_run=whole, run_dir=tmp_path / "fork", **({"total_steps": 32 * 70} | settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_a_torn_or_later_end_are_cut_before_a_resume(stopped, whole):
+    path = stopped(23)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"update": 999, "env_steps": 1}\n{"update": 24, "env_st')
+    lehr.resume(path)
+    assert jsonl.read(path / "metrics.jsonl")["update"].max() == 60
+    assert_same_run(path, whole)

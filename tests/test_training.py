@@ -1,0 +1,562 @@
+"""What a run does around its compiled program: rows, checkpoints, callbacks, stops, failures."""
+
+import errno
+import itertools
+import json
+import math
+import re
+import shlex
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr import checkpoint, cli, iteration, runs
+from lehr.envs import Environment, register, registry
+from lehr.logging import JsonLines
+from lehr.loop import CHUNK_SECONDS, MOST_UPDATES, RunFailed, _next_count
+from lehr.schedules import env_steps
+from lehr.spaces import Box, Discrete
+from lehr.types import Timestep
+
+STEPS = 4 * 8
+"""Env steps of an update."""
+COMMON: dict[str, Any] = {
+    "num_envs": 4,
+    "horizon": 8,
+    "epochs": 1,
+    "minibatches": 2,
+    "hidden_sizes": (8,),
+    "total_steps": STEPS * 40,
+    "checkpoint_every": STEPS * 6,
+    "evaluate_episodes": 3,
+    "progress": False,
+    "tensorboard": False,
+}
+SCHEDULES = {
+    "learning_rate": "1e-3 -> 1e-5 exponential",
+    "entropy_coef": "0.03 until 20%, 0.03 -> 0.001 cosine",
+    "clip_range": "0.1 -> 0.2 over 5%, 0.2 -> 0.1",
+    "discount": "0.9 at 0, 0.95 at 500, 0.99 at 1000",
+    "value_coef": 0.7,
+    "gae_lambda": "0.9 -> 0.8 polynomial(2) until 50%",
+    "max_grad_norm": "0.5 -> 0.25 repeat 3",
+}
+
+
+@dataclass(frozen=True)
+class NotANumber(Environment):
+    """Endless; the reward is the action, but NaN from step `begin` of the run up to step `end`."""
+
+    begin: int
+    end: int
+    observation_space = Box(0, 1, (1,))
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        broken = (state >= self.begin) & (state < self.end)
+        reward = jnp.where(broken, jnp.nan, action.astype(jnp.float32))
+        no = jnp.asarray(False)
+        return state + 1, Timestep(jnp.zeros(1), reward, no, no, {})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory):
+    """A compilation cache and a registry of environments for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEHR_CACHE", str(tmp_path_factory.mktemp("compiled")))
+        patch.setattr(registry, "_registry", dict(registry._registry))
+        # Each environment makes 8 steps in an update: those of updates 6 to 9 are not finite.
+        register("Broken-v0")(lambda: NotANumber(40, 72))
+        register("BrokenForGood-v0")(lambda: NotANumber(40, 10**9))
+        yield
+
+
+@pytest.fixture
+def train(tmp_path):
+    def run(env="CartPole-v1", name="run", **settings):
+        return lehr.train("ppo", env, run_dir=tmp_path / name, **COMMON | settings)
+
+    return run
+
+
+@dataclass
+class Watched:
+    result: lehr.Result
+    calls: list[tuple[int, dict[str, float], int]]
+    """Of the progress function: env steps, metrics, and how often `iteration` had been traced by then."""
+    traces: int
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory, surroundings):
+    """A run with several chunks, evaluations and checkpoints."""
+    calls, traces = [], []
+    original = iteration.iteration
+
+    def counted(*arguments):
+        traces.append(arguments)
+        return original(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(iteration, "iteration", counted)
+        result = lehr.train(
+            run_dir=tmp_path_factory.mktemp("watched"),
+            progress_fn=lambda step, metrics: calls.append((step, metrics, len(traces))),
+            **COMMON | SCHEDULES | {"evaluate_every": STEPS * 9, "tensorboard": True},
+        )
+    return Watched(result, calls, len(traces))
+
+
+def rows_of(run_dir):
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def params_of(run):
+    """The arrays of the newest parameters of a run, by path, as bytes."""
+    leaves = jax.tree_util.tree_leaves_with_path(lehr.load(run).params)
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def status_of(run):
+    return runs.RunDirectory(Path(run)).read_status()
+
+
+# The program -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_traced_after_the_first_update(watched):
+    assert len(watched.calls) > 6
+    assert watched.traces <= 3
+    assert {traces for _, _, traces in watched.calls} == {watched.traces}
+
+
+def test_other_numbers_compile_no_other_program(train):
+    programs = Path(jax.config.jax_compilation_cache_dir)
+    train(name="one", learning_rate="1e-3 -> 1e-4")
+    before = sorted(programs.glob("jit_chunk*"))
+    train(name="other", learning_rate="1e-2 -> 0 cosine", discount=0.9, seed=5, total_steps=STEPS * 17)
+    assert sorted(programs.glob("jit_chunk*")) == before != []
+    train(name="larger", num_envs=6)
+    assert len(sorted(programs.glob("jit_chunk*"))) > len(before)
+
+
+def test_a_chunk_grows_to_half_a_second_and_no_more():
+    assert _next_count(1, math.inf) == 1
+    assert _next_count(4, CHUNK_SECONDS / 10) == 10
+    assert _next_count(4, CHUNK_SECONDS / 100) == 16
+    assert _next_count(1000, 1e-9) == MOST_UPDATES
+    assert _next_count(1000, 10 * CHUNK_SECONDS) == 1
+
+
+# Metrics -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_update_has_one_row_and_the_first_is_one_of_them(watched):
+    rows = rows_of(watched.result.run_dir)
+    assert [row["update"] for row in rows] == list(range(1, 41))
+    assert [row["env_steps"] for row in rows] == list(range(STEPS, STEPS * 41, STEPS))
+    assert all("loss/total" in row for row in rows)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_coefficient_equals_its_schedule_on_the_clock_to_the_last_bit(name, watched):
+    schedule = lehr.schedule(SCHEDULES[name], COMMON["total_steps"])
+    value = jax.jit(lambda update: schedule(env_steps(update, STEPS)))
+    expected = np.array([value(jnp.uint32(update)) for update in range(40)])
+    assert watched.result.metrics[f"coef/{name}"].tolist() == expected.astype(np.float64).tolist()
+
+
+def test_the_final_metrics_hold_the_coefficients_that_were_applied_last(watched):
+    row = rows_of(watched.result.run_dir)[-1]
+    applied = {name: value for name, value in row.items() if name.startswith("coef/")}
+    assert len(applied) == len(SCHEDULES)
+    assert {name: watched.result.final[name] for name in applied} == applied
+
+
+def test_a_metric_that_is_not_measured_at_every_update_is_final_all_the_same(watched):
+    returns = [row["episode/return"] for row in rows_of(watched.result.run_dir)]
+    assert watched.result.final["episode/return"] == [value for value in returns if value != "NaN"][-1]
+
+
+def test_time_grows_and_the_rate_fits_it(watched):
+    elapsed, rate = (watched.result.metrics[f"time/{name}"] for name in ("elapsed", "steps_per_second"))
+    assert (np.diff(elapsed) > 0).all()
+    # Between two updates of one chunk there is neither an evaluation nor a checkpoint.
+    same = np.flatnonzero(np.diff(rate) == 0)
+    assert len(same) > 10
+    np.testing.assert_allclose(np.diff(elapsed)[same], STEPS / rate[same], rtol=1e-6)
+
+
+def test_evaluations_come_at_their_updates_and_at_the_end(watched):
+    rows = [row for row in rows_of(watched.result.run_dir) if "evaluate/return" in row]
+    assert [row["update"] for row in rows] == [9, 18, 27, 36, 40]
+    assert all({"evaluate/return_std", "evaluate/length", "evaluate/return_sampled"} < row.keys() for row in rows)
+    last, result = rows[-1], watched.result
+    key = iteration.derive(jax.random.key(0), "evaluate", 40)
+    for name, greedy in (("evaluate/return", True), ("evaluate/return_sampled", False)):
+        seen = lehr.evaluation.Evaluator(result.env, result.policy.program, 3)(result.policy.learned, key, greedy)
+        assert last[name] == float(seen.returns.mean())
+
+
+def test_a_run_learns_the_same_with_and_without_evaluations(train):
+    often, never = train(name="often", evaluate_every=STEPS), train(name="never", evaluate_episodes=0)
+    assert "evaluate/return" in often.metrics
+    assert not any(name.startswith("evaluate/") for name in never.metrics)
+    assert params_of(often.run_dir) == params_of(never.run_dir)
+
+
+# The directory -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_directory_holds_everything_about_the_run(watched):
+    run = watched.result.run_dir
+    names = {path.name for path in run.iterdir()} - {"git.json"}
+    assert names == {
+        ".lock",
+        "checkpoints",
+        "config.yaml",
+        "curve.png",
+        "metrics.jsonl",
+        "policy",
+        "status.json",
+        "tensorboard",
+        "versions.json",
+    }
+    assert status_of(run)["status"] == "finished"
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+    learned, _, _ = checkpoint.newest(run / "policy", watched.result.policy.learned)
+    jax.tree.map(np.testing.assert_array_equal, learned, watched.result.policy.learned)
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(watched):
+    evaluated = {row["update"]: row.get("evaluate/return", -1) for row in rows_of(watched.result.run_dir)}
+    best = max(evaluated, key=lambda update: (evaluated[update], -update))
+    assert checkpoint.steps(watched.result.run_dir / "checkpoints") == sorted({best, 30, 36, 40})
+
+
+def test_loading_gives_what_training_gave(watched):
+    result, loaded = watched.result, lehr.load(watched.result.run_dir)
+    plain = [jax.random.key_data(tree.state.key) for tree in (result, loaded)]
+    assert plain[0].tolist() == plain[1].tolist()
+    for one, other in zip(*map(jax.tree.leaves, (result.state, loaded.state)), strict=True):
+        assert one.dtype == other.dtype
+        assert one is not other
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, result.params)
+    jax.tree.map(np.testing.assert_array_equal, loaded.state.actor, result.state.actor)
+    assert (loaded.config, loaded.algorithm, loaded.env) == (result.config, "ppo", result.env)
+    assert loaded.final == result.final
+    obs = np.ones((5, 4), np.float32)
+    assert loaded.policy(obs).tolist() == result.policy(obs).tolist()
+
+
+def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(train):
+    one, same, other = (train(name=f"{number}", seed=number // 2) for number in range(3))
+    drop = lambda rows: [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]  # noqa: E731
+    assert drop(rows_of(one.run_dir)) == drop(rows_of(same.run_dir))
+    assert rows_of(one.run_dir)[0]["loss/total"] != rows_of(other.run_dir)[0]["loss/total"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"hidden": 3}, "There is no setting 'hidden'"),
+        ({"env": "CartPole-v7"}, "There is no environment named 'CartPole-v7'"),
+        ({"minibatching": "prioritised", "minibatches": 8}, "8 minibatches of 4 segments would be empty"),
+        ({"entropy_coef": -1}, "entropy_coef"),
+        ({"wandb": True}, "pip install wandb"),
+        ({"target_return": 100, "evaluate_episodes": 0}, "target_return is 100, but evaluate_episodes is 0"),
+        ({"total_steps": 0}, "total_steps is 0"),
+        ({"from_run": "nowhere"}, "There is no run 'nowhere'"),
+    ],
+)
+def test_a_run_that_cannot_begin_leaves_nothing_behind(settings, sentence, train, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(lehr.InputError, match=sentence):
+        train(**settings)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "run").mkdir()
+    with pytest.raises(lehr.InputError, match=sentence):
+        train(**settings)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "run"]  # what the user made stays, empty and not locked
+    with runs.RunDirectory(tmp_path / "run"):
+        pass
+
+
+def test_a_directory_in_use_is_left_alone(train, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("all of it")
+    with pytest.raises(lehr.InputError, match="is not empty"):
+        train()
+    assert (tmp_path / "run" / "thesis.tex").read_text() == "all of it"
+
+
+# Callbacks ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_progress_function_sees_growing_steps_up_to_the_end_and_the_metrics_of_that_step(watched):
+    steps = [step for step, _, _ in watched.calls]
+    assert all(before < after for before, after in itertools.pairwise(steps))
+    assert steps[-1] == COMMON["total_steps"]
+    rows = {row["env_steps"]: row for row in rows_of(watched.result.run_dir)}
+    for step, metrics, _ in watched.calls:
+        assert metrics["env_steps"] == step
+        assert metrics["loss/total"] == rows[step]["loss/total"]
+    evaluated = {step for step, row in rows.items() if "evaluate/return" in row}
+    assert evaluated <= set(steps)
+    for step, metrics, _ in watched.calls:
+        assert step not in evaluated or metrics["evaluate/return"] == rows[step]["evaluate/return"]
+
+
+@pytest.mark.parametrize("answer", [True, np.True_])
+def test_a_progress_function_that_returns_true_stops_the_run(answer, train):
+    result = train(progress_fn=lambda step, metrics: answer)
+    status = status_of(result.run_dir)
+    assert (status["status"], status["reason"]) == ("stopped", "progress_fn asked for it")
+    assert 0 < result.state.updates < 40
+    assert len(rows_of(result.run_dir)) == result.state.updates
+    learned, _, _ = checkpoint.newest(result.run_dir / "policy", result.policy.learned)
+    jax.tree.map(np.testing.assert_array_equal, learned.params, result.params)
+
+
+def test_other_answers_of_a_progress_function_do_not_stop_the_run(train):
+    seen = {}
+    assert train(progress_fn=seen.setdefault).state.updates == 40
+    assert seen
+
+
+def test_a_run_stops_when_an_evaluation_reaches_the_target(train):
+    result = train("Probe-ConstantReward-v0", evaluate_every=STEPS * 7, target_return=1.0)
+    assert result.state.updates == 7
+    status = status_of(result.run_dir)
+    assert (status["status"], status["reason"]) == ("stopped", "the target return 1 is reached")
+    assert result.final["evaluate/return"] == 1.0
+
+
+def test_a_target_alone_is_looked_at_with_every_checkpoint(train):
+    assert train("Probe-ConstantReward-v0", target_return=1.0).state.updates == 6
+
+
+def test_a_target_that_is_not_reached_stops_nothing(train):
+    result = train("Probe-ConstantReward-v0", evaluate_every=STEPS * 7, target_return=1.5)
+    assert status_of(result.run_dir)["status"] == "finished"
+
+
+def test_a_run_works_beside_the_main_thread(train):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(train()))
+    thread.start()
+    thread.join()
+    assert results[0].state.updates == 40
+
+
+# Numbers that are not finite ---------------------------------------------------------------------------------------
+
+BROKEN: dict[str, Any] = {"evaluate_episodes": 0, "learning_rate": 1e-3, "entropy_coef": 0.02}
+
+
+def test_a_run_survives_updates_that_are_not_finite_and_names_them(train, caplog):
+    result = train("Broken-v0", **BROKEN)
+    assert status_of(result.run_dir)["status"] == "finished"
+    assert int(result.state.rejected) == 4
+    assert len(caplog.messages) == 4
+    for update, message in zip(range(6, 10), caplog.messages, strict=True):
+        assert message.startswith(f"Update {update} was not applied: ")
+        assert "loss/total is nan" in message
+        assert "entropy_coef=0.02" in message
+        assert "learning_rate=0.001" in message
+    assert result.metrics["update/rejected"].tolist() == [0] * 5 + [1, 2, 3] + [4] * 32
+    assert np.isnan(result.metrics["loss/total"][5:9]).all()
+    assert np.isfinite(result.metrics["loss/total"][9:]).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
+def test_messages_go_above_the_bar_where_there_is_one(train, capsys, caplog):
+    train("Broken-v0", progress=True, **BROKEN)
+    assert capsys.readouterr().err.count("was not applied") == 4
+    assert caplog.messages == []
+
+
+def test_too_many_such_updates_stop_the_run_with_the_last_good_state_saved(train, tmp_path, caplog):
+    with pytest.raises(RunFailed, match=r"4 updates were not finite, more than max_rejected=3; the last good state"):
+        train("BrokenForGood-v0", max_rejected=3, **BROKEN)
+    status = status_of(tmp_path / "run")
+    assert status["status"] == "failed"
+    assert status["reason"].startswith("RunFailed: 4 updates")
+    assert len(caplog.messages) == 4  # not one for each update of the chunk
+    good = train("BrokenForGood-v0", "good", total_steps=STEPS * 5, **BROKEN)
+    assert params_of(tmp_path / "run") == params_of(good.run_dir)
+    assert params_of(tmp_path / "run") != params_of(train("Broken-v0", "more", total_steps=STEPS * 4, **BROKEN).run_dir)
+
+
+def test_a_run_that_failed_so_is_resumed_without_a_gap(train, tmp_path):
+    whole = train("Broken-v0", "whole", **BROKEN)
+    with pytest.raises(RunFailed):
+        train("Broken-v0", max_rejected=2, **BROKEN)
+    done = lehr.load(tmp_path / "run").state.updates
+    assert [row["update"] for row in rows_of(tmp_path / "run")] == list(range(1, done + 1))
+    lehr.resume(tmp_path / "run", max_rejected=10)
+    assert params_of(tmp_path / "run") == params_of(whole.run_dir)
+    assert [row["loss/total"] for row in rows_of(tmp_path / "run")] == whole_losses(whole)
+    assert status_of(tmp_path / "run")["status"] == "finished"
+
+
+def whole_losses(result):
+    return [row["loss/total"] for row in rows_of(result.run_dir)]
+
+
+def test_an_evaluation_that_is_not_a_number_is_not_the_best(train, monkeypatch):
+    monkeypatch.setattr("lehr.evaluation.MOST_STEPS", 50)
+    result = train(
+        "Broken-v0", **BROKEN | {"evaluate_episodes": 2, "evaluate_every": STEPS * 10, "total_steps": STEPS * 20}
+    )
+    _, meta, _ = checkpoint.newest(result.run_dir / "checkpoints", result.state)
+    assert meta["best"] is None
+
+
+# Failures ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_in_the_progress_function_is_raised_after_everything_is_saved(train, tmp_path, monkeypatch):
+    whole = train(name="whole")
+    monkeypatch.setattr("lehr.loop._next_count", lambda count, pace: 1)
+
+    def fails(step, metrics):
+        return 1 / 0 if step > STEPS * 9 else None
+
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        train(progress_fn=fails, checkpoint_every=COMMON["total_steps"])
+    status = status_of(tmp_path / "run")
+    assert (status["status"], status["reason"]) == ("failed", "ZeroDivisionError: division by zero")
+    done = int(lehr.load(tmp_path / "run").state.updates)
+    assert done in (10, 11)  # an update may have been under way
+    assert len(rows_of(tmp_path / "run")) == done
+    lehr.resume(tmp_path / "run")
+    assert params_of(tmp_path / "run") == params_of(whole.run_dir)
+    assert [row["loss/total"] for row in rows_of(tmp_path / "run")] == whole_losses(whole)
+
+
+def full_after(method, calls, times):
+    """The method, on a disk that is full after some calls."""
+
+    def write(*arguments, **named):
+        calls.append(arguments)
+        if len(calls) > times:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return method(*arguments, **named)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "times"), [(JsonLines, "flush", 9), (np, "savez", 3), (JsonLines, "log", 20)]
+)
+def test_a_full_disk_fails_the_run_with_a_sentence_and_loses_nothing(owner, name, times, train, tmp_path, monkeypatch):
+    whole = train(name="whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, full_after(getattr(owner, name), [], times))
+        with pytest.raises(
+            RunFailed, match=r"cannot be written: No space left on device; it can be resumed from update"
+        ):
+            train()
+    status = status_of(tmp_path / "run")
+    assert status["status"] == "failed"
+    assert "No space left on device" in status["reason"]
+    assert 0 < lehr.load(tmp_path / "run").state.updates < 40
+    lehr.resume(tmp_path / "run")
+    assert params_of(tmp_path / "run") == params_of(whole.run_dir)
+    assert [row["loss/total"] for row in rows_of(tmp_path / "run")] == whole_losses(whole)
+
+
+def test_a_disk_that_takes_no_status_either_does_not_hide_the_reason(train, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "flush", full_after(JsonLines.flush, [], 9))
+        patch.setattr(
+            runs, "write_json", full_after(runs.write_json, [], len(["status", "versions", "git", "running"]))
+        )
+        with pytest.raises(RunFailed, match="No space left on device"):
+            train()
+    lehr.resume(tmp_path / "run")
+    assert status_of(tmp_path / "run")["status"] == "finished"
+
+
+def test_a_directory_that_cannot_be_made_is_a_mistake_in_the_input(train, tmp_path, monkeypatch):
+    with pytest.raises(lehr.InputError, match=r"The run '/proc/none/run' cannot be written: No such file"):
+        lehr.train(run_dir="/proc/none/run", **COMMON)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full_after(np.savez, [], 0))
+        with pytest.raises(lehr.InputError, match="cannot be written: No space left on device"):
+            train()
+    assert list(tmp_path.iterdir()) == []
+    train()
+
+
+def test_a_read_only_run_cannot_be_resumed_but_read(train, tmp_path, monkeypatch):
+    train(progress_fn=lambda step, metrics: True)
+    opened = Path.open
+
+    def read_only(self, mode="r", *arguments, **named):
+        if set(mode) & set("wax+"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(self, mode, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(lehr.InputError, match="cannot be written: Read-only file system"):
+        lehr.resume(tmp_path / "run")
+    assert lehr.load(tmp_path / "run").state.updates > 0
+
+
+# The page ----------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parent.parent / "docs" / "runs.md").read_text(encoding="utf-8")
+
+
+def table_of(title):
+    """The first column of the table under a heading, without a folder's slash."""
+    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return [name.rstrip("/") for name in re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)]
+
+
+def test_every_block_and_command_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"evaluate_episodes": 5, "num_envs": 8, "horizon": 32, "hidden_sizes": (8,), "progress": False}
+    original = lehr.training.train
+
+    def train(*arguments, **settings):
+        extra = {"progress": False} if settings.get("from_run") else small
+        return original(*arguments, **extra | settings)
+
+    monkeypatch.setattr(lehr.training, "train", train)
+    namespace: dict[str, Any] = {}
+    blocks = re.findall(r"^```(python|sh)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(blocks) > 8
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "runs.md", "exec"), namespace)
+            continue
+        for line in block.splitlines():
+            program, *words = shlex.split(line)
+            assert (program, cli.main(words)) == ("lehr", 0), line
+    assert lehr.load("runs/first").state.updates * 8 * 32 >= 30_000
+    assert status_of("runs/target")["status"] == "stopped"
+
+
+def test_the_page_names_every_file_of_a_run(watched):
+    found = {path.name for path in watched.result.run_dir.iterdir()}
+    assert sorted(table_of("The directory")) == sorted(found | {"git.json"})
+
+
+def test_the_page_names_every_metric(train):
+    everything = {"preset": "puffer", "minibatches": 2, "target_kl": 0.1, "total_steps": STEPS * 2}
+    names = {name for name in train("Pendulum-v1", **everything).metrics if not name.startswith("coef/")}
+    assert sorted(table_of("The metrics")) == sorted(names | {"coef/<name>"})
