@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr.errors import InputError
 from lehr.schedules import adaptive_kl, plateau, schedule, stack, target_entropy
 
 
@@ -117,6 +118,11 @@ def test_controllers_follow_the_protocol_of_schedules_inside_one_program(count_t
     assert counted.traces == 1
     assert compiled(schedule("1 -> 0 over 4"), flat).tolist() == [1.0, 0.75, 0.5, 0.25]
     assert compiled(schedule(lambda step: 1 - step / 4), flat).tolist() == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_an_unknown_metric_is_named_inside_a_compiled_program_too():
+    with pytest.raises(InputError, match="Plateau looks at the metric 'episode/return', which is not measured"):
+        jax.jit(lambda controller: controller.update(controller.init(), {"loss/total": 1.0}))(plateau(0.03))
 
 
 def test_a_population_of_controllers():

@@ -78,7 +78,8 @@ class Controller:
     def _observed(self, metrics: Mapping[str, Any]) -> jax.Array:
         if self.metric not in metrics:
             raise InputError(
-                f"'{self}' looks at the metric {self.metric!r}, which is not measured; {closest(self.metric, metrics)}"
+                f"{type(self).__name__} looks at the metric {self.metric!r}, which is not measured; "
+                f"{closest(self.metric, metrics)}"
             )
         return jnp.asarray(metrics[self.metric], jnp.float32)
 
