@@ -14,6 +14,9 @@ from lehr.normalise import RunningStatistics, normalise
 from lehr.policy import clip_to
 from lehr.types import Actor, Key, PyTree, Rollout
 
+UNROLL = 4
+"""Steps in one turn of the compiled loop on an accelerator: the copies between two turns are made less often."""
+
 
 class Episodes(NamedTuple):
     """The episodes that are under way, `[N]` each."""
@@ -99,9 +102,8 @@ def collect(
         else:
             carry, policy = network.act(params, carry, obs, reset)
         out["action"], out["log_prob"] = policy.sample_and_log_prob(action_key)
-        env_state, timestep = jax.vmap(env.step)(
-            env_keys, env_state, _unfold(env, clip_to(env.action_space, out["action"]))
-        )
+        taken = _unfold(env, clip_to(env.action_space, out["action"]))
+        env_state, timestep = jax.vmap(env.step)(env_keys, env_state, taken)
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
@@ -123,15 +125,13 @@ def collect(
     (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=unroll)
 
     done = out["ending"] != 0
+    seen = partial(_values, network, params, carry)
     if network.critic_is_recurrent:
         value, final_value = out["value"], out["final_value"]
+    elif keeps_one:
+        value, final_value = seen(out["obs"]), seen(jax.tree.map(lambda x: x[None], prepare_obs(cut_obs)))
     else:
-        value = _values(network, params, carry, out["obs"])
-        final_value = (
-            network.value(params, carry, prepare_obs(cut_obs))
-            if keeps_one
-            else _values(network, params, carry, prepare_obs(out["final_obs"]))
-        )
+        value, final_value = seen(out["obs"]), seen(prepare_obs(out["final_obs"]))
     last_value = network.value(params, carry, prepare_obs(last_obs))
     # After an end the observation that followed is the final one, not the one after the reset, so that a truncated
     # episode is worth what it would have been.
@@ -151,10 +151,6 @@ def collect(
     episodes, finished = follow_episodes(actor.episodes, rollout.reward, done, env.num_agents)
     last = Actor(env_state, last_obs, done[-1], carry, episodes)
     return Collected(last, rollout, out.get("raw_obs", out["obs"]), finished)
-
-
-UNROLL = 4
-"""Steps in one turn of the compiled loop on an accelerator: the copies between two turns are made less often."""
 
 
 def follow_episodes(
