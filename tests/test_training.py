@@ -137,7 +137,7 @@ def status_of(run):
 
 def test_nothing_is_traced_after_the_first_update(watched):
     assert len(watched.calls) > 6
-    assert watched.traces <= 3
+    assert watched.traces <= 1  # 0 where an equal program was traced before, in another test
     assert {traces for _, _, traces in watched.calls} == {watched.traces}
 
 

@@ -149,7 +149,7 @@ def chunk(
 
     def update(index: jax.Array, carried: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
         state, rows = carried
-        state, metrics = iteration(program, coefficients, state)
+        state, metrics = _traced_once(program, coefficients, state)
         row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
         return state, rows.at[index].set(row)
 
@@ -159,8 +159,14 @@ def chunk(
 
 def metric_names(program: Program, coefficients: Coefficients, state: TrainState) -> tuple[str, ...]:
     """The metrics of an update, in the order of the columns."""
-    _, metrics = jax.eval_shape(lambda c, s: iteration(program, c, s), coefficients, state)
+    _, metrics = _traced_once.eval_shape(program, coefficients, state)
     return tuple(sorted(metrics))
+
+
+@partial(jax.jit, static_argnums=0)
+def _traced_once(program: Program, coefficients: Coefficients, state: TrainState) -> tuple[TrainState, Metrics]:
+    """An iteration whose trace is remembered: to look at its metrics costs no second one."""
+    return iteration(program, coefficients, state)
 
 
 def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
