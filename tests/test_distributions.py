@@ -242,3 +242,8 @@ def test_distributions_are_pytrees_that_pass_jit_and_vmap(policy):
     np.testing.assert_allclose(policy.kl(policy), 0, atol=1e-6)
     assert policy.entropy(jax.random.key(0)).shape == (4,)
     assert policy.mode().shape == action.shape
+
+
+def test_a_single_category_is_always_drawn_for_the_whole_batch():
+    action, log_prob = Categorical(jnp.zeros((5, 1))).sample_and_log_prob(jax.random.key(0))
+    assert (action.shape, action.dtype, action.tolist(), log_prob.tolist()) == ((5,), jnp.int32, [0] * 5, [0.0] * 5)

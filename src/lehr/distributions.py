@@ -304,7 +304,8 @@ def _inverse_cdf(key: Key, weights: jax.Array) -> jax.Array:
     uniform = jax.random.uniform(key, weights.shape[:-1])
     if weights.shape[-1] <= UNROLLED:
         sums = list(itertools.accumulate(_columns(weights)))
-        return sum((uniform * sums[-1] >= below).astype(jnp.int32) for below in sums[:-1])  # type: ignore[return-value]
+        passed = [(uniform * sums[-1] >= below).astype(jnp.int32) for below in sums[:-1]]
+        return functools.reduce(jnp.add, passed, jnp.zeros(uniform.shape, jnp.int32))
     # Here rounding in the cumulative sum could leave a sliver to an index of zero weight: it is taken out.
     cumulative = jnp.where(weights > 0, jnp.cumsum(weights, -1), 0)
     return jnp.argmax((uniform * cumulative.max(-1))[..., None] < cumulative, -1).astype(jnp.int32)
