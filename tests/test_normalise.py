@@ -178,3 +178,16 @@ def test_statistics_are_a_pytree_of_arrays():
     leaves, structure = jax.tree.flatten(stats)
     assert [leaf.shape for leaf in leaves] == [(2,), (2,), (2,)]
     assert dataclasses.asdict(jax.tree.unflatten(structure, leaves)).keys() == {"count", "mean", "variance"}
+
+
+def test_samples_that_do_not_count_change_nothing():
+    rng = np.random.default_rng(3)
+    batch, valid = rng.normal(3.0, 2.0, size=(6, 5, 2)).astype(np.float32), rng.random((6, 5)) < 0.6
+    stats = update(initial_statistics(jnp.zeros(2)), jnp.asarray(batch), jnp.asarray(valid))
+    chosen = batch[valid]
+    assert float(stats.samples) == len(chosen)
+    np.testing.assert_allclose(stats.mean, chosen.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats.variance, chosen.var(0), rtol=1e-5)
+    same = update(stats, jnp.asarray(batch), jnp.zeros((6, 5), bool))
+    np.testing.assert_array_equal(same.mean, stats.mean)
+    np.testing.assert_array_equal(same.variance, stats.variance)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from lehr import algorithms
 from lehr.coefficients import Coefficients, bundle
 from lehr.config import coefficients as coefficients_of
-from lehr.envs import Environment, make
+from lehr.envs import AutoReset, Environment, make
 from lehr.networks import ActorCriticNetwork, NetworkConfig, actor_critic
 from lehr.normalise import initial_scaling, initial_statistics, scale_rewards
 from lehr.normalise import update as update_statistics
@@ -62,7 +62,7 @@ class Algorithm(Protocol):
 class Program:
     """All of a run that is fixed when it is compiled: a static, hashable value."""
 
-    env: Environment
+    env: AutoReset
     """Prepared by `lehr.rollout.prepare`."""
     algorithm: Algorithm
 
@@ -110,9 +110,9 @@ def iteration(program: Program, coefficients: Coefficients, state: TrainState) -
     )
     rollout, statistics, scaling = collected.rollout, state.observation_statistics, state.reward_scaling
     if config.normalise_observations:
-        statistics = update_statistics(statistics, collected.raw_obs)
+        statistics = update_statistics(statistics, collected.raw_obs, rollout.valid)
     if config.normalise_rewards:
-        scaling, reward = scale_rewards(scaling, rollout.reward, rollout.done, coef["discount"])
+        scaling, reward = scale_rewards(scaling, rollout.reward, rollout.done, coef["discount"], rollout.valid)
         rollout = rollout._replace(reward=reward)
 
     # --- advantages, minibatches, loss, update

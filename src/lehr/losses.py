@@ -10,6 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from lehr.advantages import check_same_shape
+from lehr.types import Rollout
+
+
+def validity(rollout: Rollout) -> jax.Array | None:
+    """The weights of a rollout's steps: its mask of valid steps, or `None` where all of them are."""
+    return None if isinstance(rollout.valid, tuple) else rollout.valid
 
 
 def weighted_mean(terms: jax.Array, weights: jax.Array | None = None) -> jax.Array:

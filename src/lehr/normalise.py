@@ -7,6 +7,7 @@ Only leaves of floating type have statistics; others (uint8 pixels, categories, 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +52,10 @@ def initial_statistics(sample: PyTree) -> RunningStatistics:
     return RunningStatistics(count=jnp.zeros(2, jnp.uint32), mean=fill(0.0), variance=fill(1.0))
 
 
-def update(stats: RunningStatistics, batch: PyTree) -> RunningStatistics:
+def update(stats: RunningStatistics, batch: PyTree, valid: Any = ()) -> RunningStatistics:
     """Merge a batch with any leading axes, the same for every leaf (Chan et al., 1983).
+
+    `valid`, bool with the same leading axes, marks the samples that count; `()` counts all.
 
         w = n_batch / (n + n_batch),  δ = mean_batch − mean
         mean ← mean + w δ
@@ -69,19 +72,22 @@ def update(stats: RunningStatistics, batch: PyTree) -> RunningStatistics:
         return stats
     if len(leading) > 1:
         raise ValueError(f"the leaves have batch axes {sorted(leading)}; give all of them the same ones.")
-    size = math.prod(leading.pop())
-    low = stats.count[1] + jnp.uint32(size)
+    mask = None if isinstance(valid, tuple) else valid
+    size = jnp.uint32(math.prod(leading.pop())) if mask is None else jnp.sum(mask, dtype=jnp.uint32)
+    low = stats.count[1] + size
     count = jnp.stack([stats.count[0] + (low < stats.count[1]), low])
-    weight = size / replace(stats, count=count).samples
+    weight = size / jnp.maximum(replace(stats, count=count).samples, 1.0)
 
     def merge(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not _is_floating(x):
             return mean, variance
         axes = tuple(range(x.ndim - mean.ndim))
         centred = x - jnp.expand_dims(mean, axes)
-        shift = jnp.mean(centred, axes)
+        counts = None if mask is None else mask.reshape(mask.shape + (1,) * mean.ndim)
+        shift = jnp.mean(centred, axes, where=counts)
+        spread = jnp.var(centred, axes, where=counts)
         new_mean = mean + weight * shift
-        new_variance = variance + weight * (jnp.var(centred, axes) - variance + (1.0 - weight) * shift**2)
+        new_variance = variance + weight * (spread - variance + (1.0 - weight) * shift**2)
         finite = jnp.isfinite(new_mean) & jnp.isfinite(new_variance)
         return jnp.where(finite, new_mean, mean), jnp.where(finite, new_variance, variance)
 
@@ -131,6 +137,7 @@ def scale_rewards(
     rewards: jax.Array,
     done: jax.Array,
     discount: float | jax.Array,
+    valid: Any = (),
     clip: float | jax.Array = 10.0,
 ) -> tuple[RewardScaling, jax.Array]:
     """Take the rewards of T steps into the statistics and scale them: the new scaling and rewards `[T, N]`.
@@ -143,6 +150,7 @@ def scale_rewards(
         rewards: `[T, N]`; for a single step, `rewards[None]`.
         done: `[T, N]`, the episode ended with step t.
         discount: γ, a scalar.
+        valid: bool `[T, N]`, the steps that count; `()` for all.
         clip: the largest size of a scaled reward.
 
     >>> rewards, done = jnp.array([[0.0, 4.0]]), jnp.array([[False, True]])
@@ -155,7 +163,7 @@ def scale_rewards(
     increment = jnp.where(jnp.isfinite(rewards), rewards, 0.0).at[0].add(discount * scaling.returns)
     decay = jnp.roll(jnp.where(done, 0.0, discount), 1, axis=0)  # the first row decays nothing: R_{−1} is added above
     returns = linear_recurrence(decay, increment, reverse=False)
-    statistics = update(scaling.statistics, returns)
+    statistics = update(scaling.statistics, returns, valid)
     scaled = jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -clip, clip)
     return RewardScaling(jnp.where(done[-1], 0.0, returns[-1]), statistics), scaled
 

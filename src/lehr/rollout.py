@@ -47,7 +47,7 @@ class Collected(NamedTuple):
     finished: Finished
 
 
-def prepare(env: Environment) -> Environment:
+def prepare(env: Environment) -> AutoReset:
     """The environment as it is rolled out: it begins the next episode by itself."""
     return AutoReset(env)
 
@@ -61,7 +61,7 @@ def initial_actor(env: Environment, network: ActorCriticNetwork, num_envs: int, 
 
 
 def collect(
-    env: Environment,
+    env: AutoReset,
     network: ActorCriticNetwork,
     params: PyTree,
     actor: Actor,
@@ -103,7 +103,7 @@ def collect(
             carry, policy = network.act(params, carry, obs, reset)
         out["action"], out["log_prob"] = policy.sample_and_log_prob(action_key)
         taken = _unfold(env, clip_to(env.action_space, out["action"]))
-        env_state, timestep = jax.vmap(env.step)(env_keys, env_state, taken)
+        env_state, timestep = env.step_batch(env_keys, env_state, taken)
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
@@ -125,47 +125,107 @@ def collect(
     (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=unroll)
 
     done = out["ending"] != 0
-    seen = partial(_values, network, params, carry)
     if network.critic_is_recurrent:
         value, final_value = out["value"], out["final_value"]
-    elif keeps_one:
-        value, final_value = seen(out["obs"]), seen(jax.tree.map(lambda x: x[None], prepare_obs(cut_obs)))
     else:
-        value, final_value = seen(out["obs"]), seen(prepare_obs(out["final_obs"]))
-    last_value = network.value(params, carry, prepare_obs(last_obs))
-    # After an end the observation that followed is the final one, not the one after the reset, so that a truncated
-    # episode is worth what it would have been.
-    following = jnp.concatenate([value[1:], last_value[None]])
-    rollout = Rollout(
+        final_obs = jax.tree.map(lambda x: x[None], cut_obs) if keeps_one else out["final_obs"]
+        value, final_value = values(network, params, out["obs"]), values(network, params, prepare_obs(final_obs))
+    lived = Lived(
         obs=out["obs"],
         action=out["action"],
         log_prob=out["log_prob"],
         reward=out["reward"],
-        value=value,
-        next_value=jnp.where(done, jnp.broadcast_to(final_value, done.shape), following),
         terminated=out["ending"] % 2 == 1,
         done=done,
-        reset=jnp.concatenate([actor.reset[None], done[:-1]]),
-        carry=actor.carry,
+        valid=~waiting(actor.episodes.over, done, env.num_agents) if env.num_agents > 1 else (),
+        value=value,
+        final_value=final_value,
+        last_value=network.value(params, carry, prepare_obs(last_obs)),
     )
-    episodes, finished = follow_episodes(actor.episodes, rollout.reward, done, env.num_agents)
+    rollout, episodes, finished = assemble(lived, actor, env.num_agents)
     last = Actor(env_state, last_obs, done[-1], carry, episodes)
     return Collected(last, rollout, out.get("raw_obs", out["obs"]), finished)
 
 
+class Lived(NamedTuple):
+    """What a rollout is assembled from; leaves `[T, N, ...]`, as in `Rollout`."""
+
+    obs: PyTree
+    action: PyTree
+    log_prob: jax.Array
+    reward: jax.Array
+    terminated: jax.Array
+    done: jax.Array
+    valid: Any
+    value: jax.Array
+    final_value: jax.Array
+    """float32 `[T, N]` or `[1, N]`: of the observation before a reset; looked at where an episode is done."""
+    last_value: jax.Array
+    """float32 `[N]`: of the observation after the last step."""
+
+
+def assemble(lived: Lived, actor: Actor, num_agents: int) -> tuple[Rollout, Episodes, Finished]:
+    """The rollout of what was lived through since `actor`, and its episodes."""
+    done = lived.done
+    # After an end the observation that followed is the final one, not the one after the reset, so that a truncated
+    # episode is worth what it would have been.
+    following = jnp.concatenate([lived.value[1:], lived.last_value[None]])
+    rollout = Rollout(
+        obs=lived.obs,
+        action=lived.action,
+        log_prob=lived.log_prob,
+        reward=lived.reward if isinstance(lived.valid, tuple) else jnp.where(lived.valid, lived.reward, 0.0),
+        value=lived.value,
+        next_value=jnp.where(done, jnp.broadcast_to(lived.final_value, done.shape), following),
+        terminated=lived.terminated,
+        done=done,
+        reset=jnp.concatenate([actor.reset[None], done[:-1]]),
+        valid=lived.valid,
+        carry=actor.carry,
+    )
+    episodes, finished = follow_episodes(actor.episodes, lived.reward, done, lived.valid, num_agents)
+    return rollout, episodes, finished
+
+
+def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
+    """Where an agent was done before the step and waits for the others of its environment, bool `[T, N]`.
+
+    Args:
+        over: bool `[N]`: who waits before the first step.
+        done: bool `[T, N]`.
+        num_agents: how many neighbours on the axis `N` share an environment.
+
+    >>> done = jnp.array([[True, False], [True, True], [False, False]])
+    >>> waiting(jnp.zeros(2, bool), done, 2).tolist()
+    [[False, False], [True, False], [False, False]]
+    """
+    marks = done.astype(jnp.float32)
+    return linear_recurrence(_goes_on(done, num_agents), marks.at[0].add(over), reverse=False) - marks > 0
+
+
+def _goes_on(done: jax.Array, num_agents: int) -> jax.Array:
+    """1 where a step belongs to the same episode of its environment as the step before, else 0; `[T, N]`."""
+    everyone = _everyone(done, num_agents)
+    return jnp.concatenate([jnp.ones((1, done.shape[1])), 1.0 - everyone[:-1]])
+
+
+def _everyone(done: jax.Array, num_agents: int) -> jax.Array:
+    """Where all agents of the environment are done, bool `[T, N]`."""
+    return jnp.repeat(done.reshape(len(done), -1, num_agents).all(-1), num_agents, axis=1)
+
+
 def follow_episodes(
-    episodes: Episodes, reward: jax.Array, done: jax.Array, num_agents: int = 1
+    episodes: Episodes, reward: jax.Array, done: jax.Array, valid: Any = (), num_agents: int = 1
 ) -> tuple[Episodes, Finished]:
     """Returns and lengths of episodes, found after the rollout: inside it they would be more arrays at every step.
 
         R_t = r_t + (1 − done_{t−1}) R_{t−1}
 
-    Of an agent that is done before the others of its environment, the steps until they are done do not count.
-
     Args:
         episodes: those under way before the first step.
         reward: `[T, N]`, before any scaling.
         done: bool `[T, N]`.
+        valid: bool `[T, N]`: the steps that count; `()` for all.
         num_agents: how many neighbours on the axis `N` share an environment.
 
     >>> start = Episodes(jnp.array([5.0]), jnp.array([2.0]), jnp.array([False]))
@@ -173,20 +233,14 @@ def follow_episodes(
     >>> [float(part) for part in finished], rest.returns.tolist(), rest.lengths.tolist()
     ([1.0, 7.0, 4.0], [1.0], [1.0])
     """
-    steps, size = done.shape
-    everyone = jnp.repeat(done.reshape(steps, -1, num_agents).all(-1), num_agents, axis=1)
-    goes_on = jnp.concatenate([jnp.ones((1, size)), 1.0 - everyone[:-1]])
-    over = jnp.zeros(done.shape, bool)
-    if num_agents > 1:
-        marks = done.astype(jnp.float32)
-        waiting = linear_recurrence(goes_on, marks.at[0].add(episodes.over), reverse=False)
-        over = waiting - marks > 0
-    counts = 1.0 - over
+    goes_on, everyone = _goes_on(done, num_agents), _everyone(done, num_agents)
+    counts, ended = jnp.ones(done.shape), done
+    if not isinstance(valid, tuple):
+        counts, ended = valid.astype(jnp.float32), done & valid
     # A NaN would outlive its episode, since 0 · NaN is NaN: a reward that is not finite is left out of the sum.
     rewards = jnp.where(jnp.isfinite(reward), reward * counts, 0.0)
     returns = linear_recurrence(goes_on, rewards.at[0].add(episodes.returns), reverse=False)
     lengths = linear_recurrence(goes_on, counts.at[0].add(episodes.lengths), reverse=False)
-    ended = done & ~over
     # Without the barrier a GPU would run through the recurrences again inside the sums.
     returns, lengths = jax.lax.optimization_barrier((returns, lengths))
     finished = Finished(*(jnp.sum(jnp.where(ended, x, 0.0)) for x in (jnp.ones(done.shape), returns, lengths)))
@@ -198,8 +252,9 @@ VALUE_ROWS = 131_072
 """So many observations are valued at once: their activations, 64 wide, still fit into the cache of a large GPU."""
 
 
-def _values(network: ActorCriticNetwork, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
+def values(network: ActorCriticNetwork, params: PyTree, obs: PyTree) -> jax.Array:
     """The values `[T, N]` of a critic without memory, some steps at a time."""
+    carry = network.initial_carry((0,))
     steps, size = jax.tree.leaves(obs)[0].shape[:2]
     together = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * size <= VALUE_ROWS))
     pieces = jax.tree.map(lambda x: x.reshape(steps // together, together, *x.shape[1:]), obs)

@@ -51,6 +51,9 @@ class Rollout(NamedTuple):
     """bool `[T, N]`: it ended with this step, terminated or truncated."""
     reset: jax.Array
     """bool `[T, N]`: `obs` is the first of an episode, so a memory is cleared before it."""
+    valid: Any
+    """bool `[T, N]`: the step was really taken. It was not where an agent is done and waits for the others, or where a
+    host environment used a step for its reset; no loss may count it. `()` where every step is valid."""
     carry: PyTree
     """Leaves `[N, ...]`: the memory before the first step; a pytree without leaves for a feed-forward network."""
 

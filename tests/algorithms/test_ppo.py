@@ -60,6 +60,7 @@ def made_up(torso="mlp", scale=1.0):
         terminated=jnp.asarray(terminated),
         done=jnp.asarray(done),
         reset=jnp.asarray(np.concatenate([rng.random((1, SEGMENTS)) < 0.5, done[:-1]])),
+        valid=(),
         carry=carry,
     )
 
@@ -304,6 +305,40 @@ def test_minibatches_without_a_segment_are_refused():
     coef = {"priority_exponent": 0.5, "importance_exponent": 0.5}
     with pytest.raises(InputError, match="9 minibatches of 8 segments would be empty; choose at most 8"):
         learn(algorithm_of(minibatching="prioritised", minibatches=9), made_up(), **coef)
+
+
+# Steps that do not count ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "torso"),
+    [({"minibatches": 2}, "mlp"), ({"minibatching": "prioritised", "advantage": "vtrace"}, "mlp"), ({}, "gru")],
+    ids=["flat", "prioritised", "recurrent"],
+)
+def test_what_is_not_valid_teaches_nothing(settings, torso):
+    """Whatever stands in steps that were not taken, the update is the same; in others it is not."""
+    rng = np.random.default_rng(5)
+    shape = STEPS, SEGMENTS
+    # As in a run, a step that was not taken ends an episode, and nothing before it looks behind it.
+    valid = rng.random(shape) < 0.8
+    rollout = made_up(torso)
+    ends = rollout.done | ~valid | jnp.concatenate([~jnp.asarray(valid[1:]), jnp.zeros((1, SEGMENTS), bool)])
+    reset = jnp.concatenate([rollout.reset[:1], ends[:-1]])
+    rollout = rollout._replace(valid=jnp.asarray(valid), done=ends, reset=reset)
+    other = rollout._replace(
+        reward=jnp.where(valid, rollout.reward, 100.0),
+        value=jnp.where(valid, rollout.value, -50.0),
+        action=jnp.where(valid, rollout.action, 2),
+        log_prob=jnp.where(valid, rollout.log_prob, -3.0),
+    )
+    coef = {"priority_exponent": 0.7, "importance_exponent": 0.6, **VTRACE}
+    algorithm = algorithm_of(torso, **settings)
+    params, metrics = learn(algorithm, rollout, torso, **coef)
+    found, found_metrics = learn(algorithm, other, torso, **coef)
+    assert_params_close(found, params)
+    assert found_metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
+    counted, _ = learn(algorithm, other._replace(valid=()), torso, **coef)
+    assert any(jax.tree.leaves(jax.tree.map(lambda x, y: bool(jnp.abs(x - y).max() > 1e-3), counted, params)))
 
 
 # The stop at a divergence --------------------------------------------------------------------------------------------

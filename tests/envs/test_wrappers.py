@@ -290,3 +290,43 @@ def test_wrapped_environments_are_values():
     assert build() == build()
     assert hash(build()) == hash(build())
     assert build() != AutoReset(make("CartPole-v1"))
+
+
+@dataclass(frozen=True)
+class Costly(Environment):
+    """Observes a number drawn at its reset, and ends by the action; three environments share a reset."""
+
+    environments_per_reset: int = 3
+    observation_space = Box(0, 1, (1,))
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        number = jax.random.uniform(key, (1,))
+        return number, number
+
+    def step(self, key, state, action):
+        return state, Timestep(state, jnp.float32(0), action == 1, jnp.bool_(False), {})
+
+
+@pytest.mark.parametrize(("ending", "different"), [([1, 4], 2), ([0, 1, 2, 3, 4, 5, 6], 3)])
+def test_costly_resets_are_shared(ending, different):
+    """Of 7 environments 3 resets are computed: enough for 2 that end, while of 7 some begin alike."""
+    env, keys = AutoReset(Costly()), jax.random.split(KEY, 7)
+    states, obs = jax.vmap(env.reset)(keys)
+    action = jnp.zeros(7, jnp.int32).at[jnp.array(ending)].set(1)
+    after, timestep = env.step_batch(jax.random.split(jax.random.key(1), 7), states, action)
+    goes_on = np.setdiff1d(np.arange(7), ending)
+    np.testing.assert_array_equal(timestep.obs[goes_on], obs[goes_on])
+    np.testing.assert_array_equal(timestep.info["final_obs"], obs)
+    np.testing.assert_array_equal(after, timestep.obs)
+    begun = np.asarray(timestep.obs)[ending]
+    assert not np.isin(begun, obs).any()
+    assert len(np.unique(begun)) == different
+
+
+def test_with_one_environment_per_reset_a_batch_is_the_single_step_many_times():
+    env, keys = AutoReset(Costly(environments_per_reset=1)), jax.random.split(KEY, 5)
+    states, _ = jax.vmap(env.reset)(keys)
+    action = jnp.array([0, 1, 1, 0, 1])
+    expected = jax.vmap(env.step)(keys, states, action)
+    jax.tree.map(np.testing.assert_array_equal, env.step_batch(keys, states, action), expected)

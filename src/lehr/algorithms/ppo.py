@@ -23,7 +23,9 @@ from lehr.losses import (
     clipped_value_loss,
     explained_variance,
     standardise,
+    validity,
     value_loss,
+    weighted_mean,
 )
 from lehr.networks import ActorCriticNetwork
 from lehr.optimise import Optimiser
@@ -219,10 +221,11 @@ class Algorithm:
         start = (params, learner.optimiser, source.priorities, jnp.bool(True))
         (params, state, _, _), rows = jax.lax.scan(gradient_step, start, source.draws())
         metrics = dict(zip(names, jnp.mean(rows, axis=0), strict=True))
-        metrics["value/explained_variance"] = explained_variance(rollout.value, target)
-        metrics["value/mean"] = jnp.mean(rollout.value)
-        metrics["advantage/mean"] = jnp.mean(advantage)
-        metrics["return/mean"] = jnp.mean(target)
+        valid = validity(rollout)
+        metrics["value/explained_variance"] = explained_variance(rollout.value, target, valid)
+        metrics["value/mean"] = weighted_mean(rollout.value, valid)
+        metrics["advantage/mean"] = weighted_mean(advantage, valid)
+        metrics["return/mean"] = weighted_mean(target, valid)
         return Learner(unpack_params(params), state), metrics
 
     def _trimmed(self, batch: _Batch) -> _Batch:
@@ -240,7 +243,8 @@ class Algorithm:
         """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
         differentiate = jax.value_and_grad(self.loss, has_aux=True)
         if self.config.standardise_advantages and self.config.advantage == "gae":
-            minibatch = minibatch._replace(advantage=standardise(minibatch.advantage))
+            standardised = standardise(minibatch.advantage, validity(minibatch.rollout))
+            minibatch = minibatch._replace(advantage=standardised)
         parts = self.config.accumulate
         if parts == 1:
             return differentiate(params, minibatch, weights, coef, key)
@@ -274,6 +278,7 @@ class Algorithm:
     def loss(self, params: PyTree, minibatch: _Batch, weights: Any, coef: Values, key: Key) -> Any:
         """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used."""
         rollout, advantages, targets = minibatch
+        valid = validity(rollout)
         # --- policy and value now, and against those that acted
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
@@ -293,16 +298,16 @@ class Algorithm:
             )
         found = advantages
         if self.config.standardise_advantages and self.config.advantage == "vtrace":
-            advantages = standardise(advantages)
+            advantages = standardise(advantages, valid)
         if weights is not None:
             advantages = jnp.broadcast_to(weights, advantages.shape) * advantages
         # --- the three losses
-        policy_loss = clipped_surrogate(log_ratio, advantages, coef["clip_range"])
+        policy_loss = clipped_surrogate(log_ratio, advantages, coef["clip_range"], valid)
         if "value_clip_range" in coef:
-            critic_loss = clipped_value_loss(values, rollout.value, targets, coef["value_clip_range"])
+            critic_loss = clipped_value_loss(values, rollout.value, targets, coef["value_clip_range"], valid)
         else:
-            critic_loss = value_loss(values, targets)
-        entropy = jnp.mean(policy.entropy(key))
+            critic_loss = value_loss(values, targets, valid)
+        entropy = weighted_mean(policy.entropy(key), valid)
         total = policy_loss + coef["value_coef"] * critic_loss - coef["entropy_coef"] * entropy
         # --- what to watch
         metrics = {
@@ -311,16 +316,16 @@ class Algorithm:
             "loss/value": critic_loss,
             "loss/entropy": -coef["entropy_coef"] * entropy,
             "policy/entropy": entropy,
-            "policy/approximate_kl": approximate_kl(log_ratio),
-            "policy/ratio": jnp.mean(jnp.exp(log_ratio)),
-            "policy/clip_fraction": clip_fraction(log_ratio, coef["clip_range"]),
+            "policy/approximate_kl": approximate_kl(log_ratio, valid),
+            "policy/ratio": weighted_mean(jnp.exp(log_ratio), valid),
+            "policy/clip_fraction": clip_fraction(log_ratio, coef["clip_range"], valid),
         }
         if (std := policy.std()) is not None:
             metrics["policy/std"] = jnp.mean(std)
         if weights is not None:
             metrics["priority/weight"] = jnp.mean(weights)
             metrics["priority/weight_max"] = jnp.max(weights)
-        return total, (metrics, found)
+        return total, (metrics, found if valid is None else jnp.where(valid, found, 0.0))
 
 
 class _Source:
@@ -340,7 +345,9 @@ class _Source:
                 f"{config.minibatches} minibatches of {self.size} segments would be empty; choose at most {self.size} "
                 "minibatches, or more environments."
             )
-        self.priorities = minibatches.priorities(batch.advantage) if self.is_prioritised else ()
+        valid = validity(batch.rollout)
+        seen = batch.advantage if valid is None else jnp.where(valid, batch.advantage, 0.0)
+        self.priorities = minibatches.priorities(seen) if self.is_prioritised else ()
 
     def draws(self) -> tuple[Any, Key]:
         """Indices and a key for every gradient step; prioritised indices are drawn when their turn comes."""

@@ -52,12 +52,22 @@ class Environment(Protocol):
             """
             return 1
 
+        @property
+        def environments_per_reset(self) -> int:
+            """How many environments of a batch share the computation of one reset at every step.
+
+            1 computes a reset for each. Where a reset is costly a larger number computes fewer: as long as no more
+            episodes end in one step than resets are computed, each begins anew by itself; those beyond begin alike.
+            """
+            return 1
+
     else:
         observation_space: Space
         action_space: Space
         num_agents: int = 1
         env_steps_per_step: int = 1
         truncation_gap: int = 1
+        environments_per_reset: int = 1
 
     @abstractmethod
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:

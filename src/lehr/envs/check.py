@@ -36,7 +36,7 @@ def _attributes(env: Environment) -> list[str]:
             problems.append(
                 f"{name} is {space!r}, but must be a Box, Discrete, MultiDiscrete or Dict of lehr.spaces: {hint}."
             )
-    for name in ("num_agents", "env_steps_per_step", "truncation_gap"):
+    for name in ("num_agents", "env_steps_per_step", "truncation_gap", "environments_per_reset"):
         number = getattr(env, name, None)
         if not isinstance(number, int) or number < 1:
             problems.append(

@@ -55,6 +55,11 @@ class Wrapper(Environment):
         return self.env.truncation_gap
 
     @property
+    def environments_per_reset(self) -> int:
+        """How many environments of a batch share the computation of one reset at every step."""
+        return self.env.environments_per_reset
+
+    @property
     def _agents(self) -> tuple[int, ...]:
         """The shape of a reward: `()` for one agent, `(A,)` for several."""
         return () if self.num_agents == 1 else (self.num_agents,)
@@ -127,13 +132,34 @@ class AutoReset(Wrapper):
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         """Act once; both outcomes are computed and one is selected, which under `vmap` is all that a branch can do."""
-        # Folding costs one hash per key that is used; a split would cost both, and most tasks step without a key.
-        step_key, reset_key = jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
-        next_state, timestep = self.env.step(step_key, state, action)
+        next_state, timestep = self._advance(key, state, action)
+        return self._begun(next_state, timestep, self._fresh(key))
+
+    def step_batch(self, keys: Key, states: PyTree, actions: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once in each of many environments, `[N]` keys; see `Environment.environments_per_reset`."""
+        if self.environments_per_reset == 1:
+            return jax.vmap(self.step)(keys, states, actions)
+        next_states, timesteps = jax.vmap(self._advance)(keys, states, actions)
+        fresh = jax.vmap(self._fresh)(keys[: -(-len(keys) // self.environments_per_reset)])
+        count = len(jax.tree.leaves(fresh)[0])
+        done = timesteps.terminated | timesteps.truncated
+        done = done if self.num_agents == 1 else done.all(axis=1)
+        turn = (jnp.cumsum(done) - 1) % count  # the first that is done takes the first reset, and so on
+        given = jax.tree.map(lambda x: jnp.take(x, turn, axis=0, mode="clip"), fresh)
+        return jax.vmap(self._begun)(next_states, timesteps, given)
+
+    # Folding costs one hash per key that is used; a split would cost both, and most tasks step without a key.
+
+    def _advance(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        return self.env.step(jax.random.fold_in(key, 0), state, action)
+
+    def _fresh(self, key: Key) -> tuple[PyTree, PyTree]:
+        return self.env.reset(jax.random.fold_in(key, 1))
+
+    def _begun(self, state: PyTree, timestep: Timestep, fresh: tuple[PyTree, PyTree]) -> tuple[PyTree, Timestep]:
+        """What follows a step: the fresh state and observation if the episode is over, else the step's own."""
         done = jnp.all(timestep.terminated | timestep.truncated)
-        state, obs = jax.tree.map(
-            lambda fresh, old: jnp.where(done, fresh, old), self.env.reset(reset_key), (next_state, timestep.obs)
-        )
+        state, obs = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, (state, timestep.obs))
         return state, timestep._replace(obs=obs, info={**timestep.info, "final_obs": timestep.obs})
 
 
