@@ -844,3 +844,33 @@ def test_both_spellings_on_the_command_line_are_an_error():
         [Run, Algorithm],
         {"env": "x", **flags("--ent-coef", "1", "--entropy-coef", "2")},
     )
+
+
+@dataclass(frozen=True)
+class WithParameters:
+    """A config that hands parameters on."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """For something else."""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("backend=spring, length=500,friction=0.5", {"backend": "spring", "length": 500, "friction": 0.5}),
+        ("strict=true,seed=none,steps=2M", {"strict": True, "seed": None, "steps": 2_000_000}),
+        ("", {}),
+        ({"nested": {"a": [1, 2]}}, {"nested": {"a": [1, 2]}}),
+    ],
+)
+def test_parameters_for_others_are_names_and_values(given, expected, tmp_path):
+    (config,) = build([WithParameters], {"options": given})
+    assert config.options == expected
+    to_yaml(tmp_path / "config.yaml", to_mapping(config))
+    assert build([WithParameters], from_yaml(tmp_path / "config.yaml")) == (config,)
+
+
+@pytest.mark.parametrize("given", ["spring", "=3", "a=1,b", 3, {1: 2}])
+def test_parameters_without_a_name_are_refused(given):
+    with pytest.raises(InputError, match=r"options is .*; give names and values such as backend=spring,friction=0.5"):
+        build([WithParameters], {"options": given})

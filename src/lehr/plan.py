@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class RunConfig:
 
     env: str = "CartPole-v1"
     """The environment's name."""
+    env_parameters: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the environment, as its class or its suite names them."""
     total_steps: int = 500_000
     """The budget in env steps."""
     seed: int = 0
@@ -122,7 +124,7 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: Environment | st
     use_compilation_cache()
     classes = [RunConfig, algorithms.find(algorithm).Config, NetworkConfig]
     run, algorithm_config, network = config.build(classes, settings)
-    made = make(run.env if env is None else env)
+    made = make(run.env if env is None else env, **run.env_parameters)
     if run.action_repeat > 1:
         made = ActionRepeat(made, run.action_repeat)
     if run.frame_stack > 1:

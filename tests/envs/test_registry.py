@@ -42,7 +42,6 @@ def test_register_adds_a_name(monkeypatch):
         ("Nothing", {}, "no environment named 'Nothing': choose one of Acrobot-v1, "),
         ("CartPole", {}, "did you mean 'CartPole-v1'"),
         ("MountainCarContinous-v0", {}, "did you mean 'MountainCarContinuous-v0'"),
-        ("gymnax:CartPole-v1", {}, "the gymnax adapter, which this version does not have: choose one of"),
         ("no_such_module:Env", {}, "could not be imported"),
         ("lehr.envs.classic:Cart", {}, "could not be imported"),
         ("CartPole-v1", {"gravty": 1}, "'gravty'.*its parameters are: gravity, cart_mass"),

@@ -9,7 +9,7 @@ import os
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
@@ -41,7 +41,7 @@ class FieldDescription(NamedTuple):
     aliases: tuple[str, ...]
     """Other names under which a coefficient is known."""
     type: Any
-    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `Literal[…]` or `Coef`."""
+    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]` or `Coef`."""
     optional: bool
     """Whether it may be `None`."""
 
@@ -110,6 +110,7 @@ _TYPE_TEXTS = {
     tuple[int, ...]: "whole numbers such as 64,64",
     tuple[float, ...]: "numbers such as 0.5,1",
     tuple[str, ...]: "texts such as position,velocity",
+    dict[str, Any]: "names and values such as backend=spring,friction=0.5",
 }
 
 
@@ -119,7 +120,7 @@ def _type_text(kind: Any, where: str) -> str:
     if kind not in _TYPE_TEXTS:
         raise TypeError(
             f"{where} is annotated with {kind}; a config holds Coef, bool, int, float, str, tuple[int, ...], "
-            "tuple[float, ...], tuple[str, ...], Literal, and these or None."
+            "tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and these or None."
         )
     return _TYPE_TEXTS[kind]
 
@@ -161,6 +162,8 @@ def convert(field: FieldDescription, given: Any) -> Any:
     try:
         if get_origin(field.type) is tuple:
             return tuple(_CONVERTERS[get_args(field.type)[0]](item) for item in _items(given))
+        if get_origin(field.type) is dict:
+            return _pairs(given)
         return _CONVERTERS[field.type](given)
     except (ValueError, OverflowError):
         raise InputError(f"{field.name} is {given!r}; give {field.type_text}.") from None
@@ -182,6 +185,30 @@ def _items(given: Any) -> Sequence[Any]:
     inner = given if match is None else match[1] or match[2] or ""
     inner = inner.strip().removesuffix(",")
     return [item.strip().strip("'\"") for item in inner.split(",")] if inner else []
+
+
+def _pairs(given: Any) -> dict[str, Any]:
+    """The names and values of a mapping, or of a text such as `backend=spring,friction=0.5`."""
+    if not isinstance(given, str):
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise ValueError
+        return dict(given)
+    pairs = [item.partition("=") for item in _items(given)]
+    if not all(name.strip().isidentifier() and equals for name, equals, _ in pairs):
+        raise ValueError
+    return {name.strip(): _scalar(value.strip()) for name, _, value in pairs}
+
+
+def _scalar(text: str) -> Any:
+    """The truth, number or nothing that a text says, else the text."""
+    if is_none(text):
+        return None
+    for read in (_truth, _whole_number, _number):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _truth(given: Any) -> bool:

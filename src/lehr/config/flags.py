@@ -11,7 +11,7 @@ from lehr.schedules.coefficients import ENDINGS
 
 _PREFIX = "setting:"
 """In front of a setting's name in the namespace, which holds other arguments too."""
-_METAVARS = {Coef: "SCHEDULE", int: "INTEGER", float: "NUMBER", str: "TEXT"}
+_METAVARS = {Coef: "SCHEDULE", int: "INTEGER", float: "NUMBER", str: "TEXT", dict[str, Any]: "NAME=VALUE,..."}
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str]) -> None:
@@ -71,4 +71,6 @@ def _add(group: Any, name: str, help: str, **options: Any) -> None:
 def _default_text(default: Any) -> str:
     if isinstance(default, tuple):
         return ",".join(map(str, default)) or "()"
+    if default == {}:
+        return "none"
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

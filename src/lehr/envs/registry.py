@@ -4,6 +4,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from lehr.envs.base import Environment
@@ -12,8 +13,15 @@ from lehr.errors import InputError
 
 Factory = TypeVar("Factory", bound=Callable[..., Environment])
 
-ADAPTER_PREFIXES = ("brax", "craftax", "envpool", "gym", "gymnax", "jaxdem", "playground")
-"""`PREFIX:NAME` names an environment of another ecosystem."""
+ADAPTERS = {
+    "brax": "brax",
+    "craftax": "craftax",
+    "gymnax": "gymnax",
+    "jaxdem": "jaxdem",
+    "jumanji": "jumanji",
+    "playground": "mujoco_playground",
+}
+"""`PREFIX:NAME` names an environment of another ecosystem: the file of that name here adapts this package's classes."""
 
 
 class _Entry(NamedTuple):
@@ -47,21 +55,18 @@ def names() -> list[str]:
 def make(env: str | Environment, **parameters: Any) -> Environment:
     """An environment by its name, with its standard time limit applied.
 
-    `env` is a registered name (`"CartPole-v1"`), an import path `"module:Class"` of a class or function that returns an
-    environment, or an environment, which is returned as it is. The parameters go to the class or function.
+    `env` is a registered name (`"CartPole-v1"`), a name of another suite behind its prefix (`"brax:ant"`), an import
+    path `"module:Class"` of a class or function that returns an environment, or an environment, which is returned as it
+    is if it is one of Lehr's kind, and adapted if it is another suite's. The parameters go to the class or function.
 
     >>> make("MountainCar-v0", force=0.002)
     TimeLimit(env=MountainCar(force=0.002, goal_position=0.5), max_steps=200)
     """
     if not isinstance(env, str):
-        if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
-            raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
-        if parameters:
-            raise InputError(
-                f"The parameters {', '.join(parameters)} came with an environment that exists already: give them "
-                "to its class, or name the environment by a text."
-            )
-        return env
+        return _given(env, parameters)
+    prefix, colon, name = env.partition(":")
+    if colon and prefix in ADAPTERS:
+        return _adapter(prefix).make(name, **parameters)
     if env in _registry:
         factory, max_steps = _registry[env]
     else:
@@ -70,22 +75,38 @@ def make(env: str | Environment, **parameters: Any) -> Environment:
     return made if max_steps is None else TimeLimit(made, max_steps)
 
 
+def _adapter(prefix: str) -> ModuleType:
+    return importlib.import_module(f"lehr.envs.{prefix}")
+
+
+def _given(env: Any, parameters: dict[str, Any]) -> Environment:
+    """An environment that exists already."""
+    packages = {parent.__module__.partition(".")[0] for parent in type(env).__mro__}
+    for prefix, package in ADAPTERS.items():
+        if package in packages:
+            return _adapter(prefix).adapt(env, **parameters)
+    if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
+        raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
+    if parameters:
+        raise InputError(
+            f"The parameters {', '.join(parameters)} came with an environment that exists already: give them "
+            "to its class, or name the environment by a text."
+        )
+    return env
+
+
 def _import(name: str) -> Callable[..., Environment]:
     """The class or function that `module:attribute` names."""
     module, colon, attribute = name.partition(":")
-    if module in ADAPTER_PREFIXES and colon:
-        raise InputError(
-            f"{name!r} asks for the {module} adapter, which this version does not have: choose one of "
-            f"{', '.join(names())}, or wrap the environment in a class of your own and give it as 'module:Class'."
-        )
     if not colon:
         known = {registered.lower(): registered for registered in sorted(_registry, key=len)}
         near = [word for word in known if word.startswith(name.lower())]
         near = near or difflib.get_close_matches(name.lower(), known, n=1)
         meant = f" (did you mean {known[near[0]]!r}?)" if near else ""
         raise InputError(
-            f"There is no environment named {name!r}{meant}: choose one of {', '.join(names())}, or give one of your "
-            "own as 'module:Class'."
+            f"There is no environment named {name!r}{meant}: choose one of {', '.join(names())}, one of another suite "
+            f"behind its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or one of your own as "
+            "'module:Class'."
         )
     try:
         return getattr(importlib.import_module(module), attribute)
