@@ -8,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.envs import Environment, EpisodeStatistics
+from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment
+from lehr.envs.host import HostBatch, ask, check_obs, check_step
 from lehr.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.types import Key
 
 MOST_STEPS = 100_000
 """An episode that has not ended by then counts as it stands."""
+TOGETHER = 16
+"""Environments of an evaluation on the host, each of which runs its share of the episodes."""
 
 
 class Episodes(NamedTuple):
@@ -77,7 +80,61 @@ def _run(evaluator: Evaluator, learned: PolicyParameters, key: Key, greedy: jax.
     return returns, lengths
 
 
-def evaluate(policy: Policy, env: Environment, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Episodes:
+class HostEvaluator:
+    """Whole episodes on the host, in a few environments side by side."""
+
+    def __init__(self, env: HostEnvironment, policy: PolicyProgram, episodes: int) -> None:
+        self.env, self.policy, self.episodes = env, policy, episodes
+
+    def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> Episodes:
+        """Returns and lengths, with the most probable actions or with sampled ones."""
+        count = min(self.episodes, TOGETHER)
+        batch = ask(self.env.name, "its constructor", partial(self.env.start, count))
+        try:
+            return self._run(batch, count, Policy(self.policy, learned), key, greedy)
+        finally:
+            batch.close()
+
+    def _run(self, batch: HostBatch, count: int, policy: Policy, key: Key, greedy: bool) -> Episodes:
+        agents = self.env.num_agents
+        size = count * agents
+        # Each environment runs as many episodes as the others: short ones do not count more than long ones.
+        left = np.repeat(np.diff(np.linspace(0, self.episodes, count + 1).astype(int)), agents)
+        seeds = np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (count,), jnp.uint32))
+        obs = ask(self.env.name, "reset", partial(batch.reset, seeds))
+        check_obs(self.env, obs, size)
+        carry, reset = policy.initial_carry(size), np.ones(size, bool)
+        returns, lengths = np.zeros(size), np.zeros(size, int)
+        found: list[tuple[float, int]] = []
+        step = 0
+        while left.any():
+            step += 1
+            here = jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, self.env.layout)
+            drawn = None if greedy else jax.random.fold_in(key, step)
+            carry, action = policy.step(carry, here, reset, drawn)
+            answer = ask(self.env.name, "step", partial(batch.step, np.asarray(action)))
+            check_step(self.env, answer, size)
+            valid = np.ones(size, bool) if answer.valid is None else answer.valid
+            returns += np.where(valid, answer.reward, 0.0)
+            lengths += valid
+            over = answer.terminated | answer.truncated
+            for index in np.flatnonzero(over & valid & (left > 0)):
+                found.append((returns[index], lengths[index]))
+                left[index] -= 1
+            returns[over], lengths[over] = 0.0, 0
+            obs, reset = answer.obs, over
+        totals, steps = zip(*found, strict=True)
+        return Episodes(np.array(totals, np.float32), np.array(steps, np.int32))
+
+
+def make_evaluator(env: AnyEnvironment, policy: PolicyProgram, episodes: int) -> Evaluator | HostEvaluator:
+    """The evaluator for where the environment runs."""
+    if isinstance(env, HostEnvironment):
+        return HostEvaluator(env, policy, episodes)
+    return Evaluator(env, policy, episodes)
+
+
+def evaluate(policy: Policy, env: AnyEnvironment, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Episodes:
     """Run whole episodes in parallel.
 
     Args:
@@ -87,4 +144,4 @@ def evaluate(policy: Policy, env: Environment, episodes: int = 100, seed: int = 
         seed: of the environments, and of the actions if they are sampled.
         greedy: whether the most probable action is taken, instead of a sampled one.
     """
-    return Evaluator(env, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)
+    return make_evaluator(env, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)

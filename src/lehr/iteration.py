@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from lehr import algorithms
 from lehr.coefficients import Coefficients, bundle
 from lehr.config import coefficients as coefficients_of
-from lehr.envs import AutoReset, Environment, make
+from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
 from lehr.networks import ActorCriticNetwork, NetworkConfig, actor_critic
 from lehr.normalise import initial_scaling, initial_statistics, scale_rewards
 from lehr.normalise import update as update_statistics
-from lehr.rollout import Finished, collect, initial_actor, prepare
+from lehr.rollout import Collected, Finished, collect, initial_actor, prepare, waiting_actor
 from lehr.schedules import env_steps
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout, TrainState
 
@@ -62,8 +62,8 @@ class Algorithm(Protocol):
 class Program:
     """All of a run that is fixed when it is compiled: a static, hashable value."""
 
-    env: AutoReset
-    """Prepared by `lehr.rollout.prepare`."""
+    env: AutoReset | HostEnvironment
+    """Prepared by `lehr.rollout.prepare`, or one on the host, see `lehr.host`."""
     algorithm: Algorithm
 
     @property
@@ -74,9 +74,10 @@ class Program:
 
 
 def initial_state(program: Program, coefficients: Coefficients, params: PyTree, key: Key) -> TrainState:
-    """A run before its first update."""
+    """A run before its first update. Environments on the host have not begun yet: their observations are zeros."""
     config, env = program.algorithm.config, program.env
-    actor = initial_actor(env, program.algorithm.network, config.num_envs, derive(key, "environments"))
+    arguments = program.algorithm.network, config.num_envs, derive(key, "environments")
+    actor = waiting_actor(env, *arguments) if isinstance(env, HostEnvironment) else initial_actor(env, *arguments)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
     return TrainState(
         learner=program.algorithm.init(params),
@@ -87,28 +88,36 @@ def initial_state(program: Program, coefficients: Coefficients, params: PyTree, 
         key=key,
         updates=jnp.uint32(0),
         rejected=jnp.uint32(0),
+        pending=(),
     )
 
 
 def iteration(program: Program, coefficients: Coefficients, state: TrainState) -> tuple[TrainState, Metrics]:
     """One rollout and the learning on it."""
+    assert isinstance(program.env, AutoReset)
+    collected = collect(
+        program.env,
+        program.algorithm.network,
+        state.learner.params,
+        state.actor,
+        state.observation_statistics,
+        program.algorithm.config.horizon,
+        derive(state.key, "rollout", state.updates),
+    )
+    return learn(program, coefficients, state, collected)
+
+
+def learn(
+    program: Program, coefficients: Coefficients, state: TrainState, collected: Collected
+) -> tuple[TrainState, Metrics]:
+    """All of an update but its rollout."""
     algorithm, config = program.algorithm, program.algorithm.config
-    rollout_key, learn_key = (derive(state.key, purpose, state.updates) for purpose in ("rollout", "learn"))
+    rollout, statistics, scaling = collected.rollout, state.observation_statistics, state.reward_scaling
 
     # --- coefficients: of the env steps before this rollout, the same for all gradient steps on it
     coef = coefficients.values(state.controllers, env_steps(state.updates, program.steps_per_update))
 
-    # --- rollout
-    collected = collect(
-        program.env,
-        algorithm.network,
-        state.learner.params,
-        state.actor,
-        state.observation_statistics,
-        config.horizon,
-        rollout_key,
-    )
-    rollout, statistics, scaling = collected.rollout, state.observation_statistics, state.reward_scaling
+    # --- normalisation
     if config.normalise_observations:
         statistics = update_statistics(statistics, collected.raw_obs, rollout.valid)
     if config.normalise_rewards:
@@ -116,10 +125,11 @@ def iteration(program: Program, coefficients: Coefficients, state: TrainState) -
         rollout = rollout._replace(reward=reward)
 
     # --- advantages, minibatches, loss, update
-    learner, metrics = algorithm.learn(state.learner, rollout, coef, learn_key)
+    learner, metrics = algorithm.learn(state.learner, rollout, coef, derive(state.key, "learn", state.updates))
 
     # --- metrics
     metrics |= _episode_metrics(collected.finished)
+    metrics |= _broken(rollout)
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = coefficients.update(state.controllers, metrics)
 
@@ -133,7 +143,7 @@ def iteration(program: Program, coefficients: Coefficients, state: TrainState) -
     rejected = state.rejected + ~sound
     metrics["update/rejected"] = rejected.astype(jnp.float32)
     state = TrainState(
-        learner, collected.actor, statistics, scaling, controllers, state.key, state.updates + 1, rejected
+        learner, collected.actor, statistics, scaling, controllers, state.key, state.updates + 1, rejected, pending=()
     )
     return state, metrics
 
@@ -190,8 +200,23 @@ def _episode_metrics(finished: Finished) -> Metrics:
     }
 
 
+def _broken(rollout: Rollout) -> Metrics:
+    """How many rewards and entries of observations are not finite: then it is the environment that is broken."""
+
+    def count(tree: PyTree) -> jax.Array:
+        leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        return sum((jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32) for leaf in leaves), jnp.float32(0))
+
+    return {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+
+
 def assemble(
-    algorithm: str, env: str | Environment, config: Any, network_config: NetworkConfig, total_steps: int, seed: int = 0
+    algorithm: str,
+    env: str | AnyEnvironment,
+    config: Any,
+    network_config: NetworkConfig,
+    total_steps: int,
+    seed: int = 0,
 ) -> tuple[Program, Coefficients, TrainState]:
     """Everything a run needs before its first update: the program, its coefficients, and the first state.
 
@@ -203,7 +228,8 @@ def assemble(
         total_steps: the budget that schedules are bound to.
         seed: of all randomness.
     """
-    prepared = prepare(make(env))
+    made = make(env)
+    prepared = made if isinstance(made, HostEnvironment) else prepare(made)
     key = jax.random.key(seed)
     network, params = actor_critic(
         prepared.observation_space, prepared.action_space, network_config, derive(key, "network")

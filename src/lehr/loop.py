@@ -6,24 +6,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lehr import checkpoint, runs
 from lehr.errors import InputError
-from lehr.evaluation import Evaluator
-from lehr.iteration import chunk, derive, metric_names
+from lehr.evaluation import make_evaluator
+from lehr.host import Interrupted
+from lehr.iteration import derive
 from lehr.logging import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases
 from lehr.logging.jsonl import truncate_after
 from lehr.plan import Plan
+from lehr.runners import MOST_UPDATES, make_runner
 from lehr.types import TrainState
 
-MOST_UPDATES = 1024
-"""Updates in one chunk at the most; their metrics are held on the device until the chunk is over."""
 CHUNK_SECONDS = 0.5
 """How long a chunk should take: so often the progress is shown, and so soon a signal is answered."""
 
@@ -42,7 +39,8 @@ class Loop:
     ) -> None:
         self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
         self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)
-        self.names = metric_names(plan.program, plan.coefficients, plan.state)
+        self.runner = make_runner(plan.program, plan.coefficients, plan.state, plan.overlap, self.warn)
+        self.names = self.runner.names
         self.state, self.elapsed = plan.state, 0.0
         self.best: float | None = None
         self.best_update: int | None = None
@@ -70,7 +68,7 @@ class Loop:
         """Why the run stops, where it is not the user's wish: raised once everything is written down."""
         self.begin = time.perf_counter() - self.elapsed
         policy = plan.policy(self.state).program
-        self.evaluator = Evaluator(plan.env, policy, plan.run.evaluate_episodes)
+        self.evaluator = make_evaluator(plan.env, policy, plan.run.evaluate_episodes)
         # The one that may be refused comes first, as long as no file is open.
         online = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
         backends: list[Any] = [JsonLines(directory.metrics)]
@@ -93,7 +91,7 @@ class Loop:
     def run(self) -> TrainState:
         """All chunks to the end, or to where the run stops; the state then."""
         try:
-            with self._files(), self.progress, self.loggers, self._signals():
+            with self._files(), contextlib.closing(self.runner), self.progress, self.loggers, self._signals():
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
@@ -116,33 +114,45 @@ class Loop:
     def _run_chunks(self) -> None:
         """Dispatch a chunk, and while the device works on it, write down the one before."""
         plan = self.plan
-        compiled = self._compile()
-        pending: tuple[int, int, jax.Array] | None = None
+        self._compile()
+        pending: tuple[int, int, Any] | None = None
         count = 1
         while self.done < plan.updates and self.stop_reason is None:
             count = min(count, self._next_event() - self.done)
-            self.state, rows = compiled(plan.coefficients, self.state, jnp.int32(count))
-            before, pending = pending, (self.done, count, rows)
+            rows = self._advance(count)
+            count = min(count, len(rows))  # fewer, where an environment failed
+            before, pending = pending, (self.done, count, rows) if count else None
             self.done += count
             if before is not None:
                 self._log(self._rows(*before))
-            if self.done == self._next_event(self.done - 1):
+            if pending is not None and self.done == self._next_event(self.done - 1):
                 self._event(self._rows(*pending))
                 pending = None
+            elif pending is not None and isinstance(rows, np.ndarray):  # nothing is under way meanwhile
+                self._log(self._rows(*pending))
+                pending = None
             self._report()
-            count = _next_count(count, self.pace)
+            count = _next_count(max(count, 1), self.pace)
         if pending is not None:
             self._log(self._rows(*pending))
             self._report()
 
-    def _compile(self) -> Any:
+    def _advance(self, count: int) -> Any:
+        """Dispatch `count` updates: their metrics, a row each. An environment that fails ends the run after it."""
+        try:
+            self.state, rows = self.runner.advance(self.state, count)
+        except Interrupted as interrupted:
+            self.state, rows = interrupted.state, interrupted.rows
+            self._fail(RunFailed(f"{interrupted} The last good state is saved in '{self.directory.path}'."))
+        return rows
+
+    def _compile(self) -> None:
         begin = time.perf_counter()
-        program = jax.jit(partial(chunk, self.plan.program, MOST_UPDATES), donate_argnums=1)
-        compiled = program.lower(self.plan.coefficients, self.state, jnp.int32(1)).compile()
+        self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin
-        self.elapsed = time.perf_counter() - self.begin  # the first chunk is not slow because of it
         self.say(f"compiled in {self.compile_seconds:.1f} s")
-        return compiled
+        self.state = self.runner.begin(self.state)
+        self.elapsed = time.perf_counter() - self.begin  # the first chunk is not slow because of it
 
     # Events: checkpoints and evaluations, at fixed updates, so that a resumed run has the same ones -------------------
 
@@ -220,7 +230,7 @@ class Loop:
 
     # Metrics ------------------------------------------------------------------------------------------------------
 
-    def _rows(self, begin: int, count: int, rows: jax.Array) -> list[dict[str, Any]]:
+    def _rows(self, begin: int, count: int, rows: Any) -> list[dict[str, Any]]:
         """The metrics of a chunk, a row for each update; this waits until the device is through with it."""
         table = np.asarray(rows)[:count]
         now = time.perf_counter() - self.begin
@@ -268,6 +278,9 @@ class Loop:
         causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
         applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
         what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
+        for field in ("rewards", "obs"):
+            if broken := row[f"environment/broken_{field}"]:
+                what = f"the environment {self.plan.run.env} gave {broken:g} {field} that are not finite, so {what}"
         self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
         if self.rejected > self.plan.run.max_rejected:
             self._fail(

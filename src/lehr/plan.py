@@ -10,8 +10,19 @@ import jax
 
 from lehr import algorithms, config
 from lehr.coefficients import Coefficients
-from lehr.envs import ActionRepeat, Environment, FlattenObservation, FrameStack, make
+from lehr.envs import (
+    ActionRepeat,
+    AnyEnvironment,
+    Environment,
+    FlattenObservation,
+    FrameStack,
+    HostEnvironment,
+    Wrapper,
+    make,
+)
+from lehr.envs.check import structure
 from lehr.errors import InputError
+from lehr.host import complete
 from lehr.iteration import Program, assemble
 from lehr.networks import NetworkConfig
 from lehr.policy import Policy, PolicyParameters, PolicyProgram
@@ -43,6 +54,8 @@ class RunConfig:
     """How many env steps each action is held; they count toward the budget."""
     frame_stack: int = 1
     """How many of the newest observations the agent sees."""
+    overlap: bool = False
+    """Whether environments on the host step while the device learns; their policy is then one update behind."""
     evaluate_every: int | None = None
     """Env steps between evaluations; none evaluates at the end, and with a target_return at every checkpoint."""
     evaluate_episodes: int = 100
@@ -84,7 +97,7 @@ class Plan:
     run: RunConfig
     settings: Any
     network: NetworkConfig
-    env: Environment
+    env: AnyEnvironment
     program: Program
     coefficients: Coefficients
     state: TrainState
@@ -98,6 +111,11 @@ class Plan:
     def updates(self) -> int:
         """Updates of the whole run: as many as the budget needs."""
         return -(-self.run.total_steps // self.program.steps_per_update)
+
+    @property
+    def overlap(self) -> bool:
+        """Whether environments step while the device learns."""
+        return self.run.overlap
 
     def check_clock(self, updates: int, env_steps: int) -> None:
         """Make sure that the updates of a checkpoint are as many env steps here as they were."""
@@ -119,18 +137,38 @@ class Plan:
         return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
 
 
-def make_plan(algorithm: str, settings: Mapping[str, Any], env: Environment | str | None = None) -> Plan:
+def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
     """Read the settings and assemble the run; `env` stands for the environment where that is no name."""
     use_compilation_cache()
     classes = [RunConfig, algorithms.find(algorithm).Config, NetworkConfig]
     run, algorithm_config, network = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
-    if run.action_repeat > 1:
-        made = ActionRepeat(made, run.action_repeat)
-    if run.frame_stack > 1:
-        made = FlattenObservation(FrameStack(made, run.frame_stack))
+    if isinstance(made, HostEnvironment):
+        if run.action_repeat > 1 or run.frame_stack > 1:
+            made = made.with_wrappers(run.action_repeat, run.frame_stack)
+    else:
+        if run.overlap:
+            raise InputError(
+                f"overlap is true, but {run.env} is compiled together with the learning; it is for environments on the "
+                "host, such as gym:CartPole-v1."
+            )
+        if not _is_our_own(made) and (problems := structure(made)):
+            raise InputError(f"The environment {run.env} cannot be trained on. {problems[0]}")
+        if run.action_repeat > 1:
+            made = ActionRepeat(made, run.action_repeat)
+        if run.frame_stack > 1:
+            made = FlattenObservation(FrameStack(made, run.frame_stack))
     program, coefficients, state = assemble(algorithm, made, algorithm_config, network, run.total_steps, run.seed)
+    if isinstance(made, HostEnvironment):
+        state = complete(program, coefficients, state, run.overlap)
     return Plan(algorithm, run, algorithm_config, network, made, program, coefficients, state)
+
+
+def _is_our_own(env: Environment) -> bool:
+    """Whether it came with Lehr, so that its tests have looked at it already."""
+    while isinstance(env, Wrapper):
+        env = env.env
+    return type(env).__module__.startswith("lehr.")
 
 
 def use_compilation_cache() -> None:

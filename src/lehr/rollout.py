@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from lehr.advantages import linear_recurrence
 from lehr.distributions import Distribution
-from lehr.envs import AutoReset, Environment
+from lehr.envs import AutoReset, Environment, HostEnvironment
+from lehr.envs.host import layout
 from lehr.networks import ActorCriticNetwork
 from lehr.normalise import RunningStatistics, normalise
 from lehr.policy import clip_to
@@ -58,6 +59,15 @@ def initial_actor(env: Environment, network: ActorCriticNetwork, num_envs: int, 
     size = num_envs * env.num_agents
     episodes = Episodes(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
     return Actor(env_state, _fold(env, obs), jnp.ones(size, bool), network.initial_carry((size,)), episodes)
+
+
+def waiting_actor(env: HostEnvironment, network: ActorCriticNetwork, num_envs: int, key: Key) -> Actor:
+    """All environments on the host before they begin: with zeros where their first observations will be."""
+    size = num_envs * env.num_agents
+    obs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), layout(env.observation_space))
+    episodes = Episodes(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
+    seeds = jax.random.bits(key, (num_envs,), jnp.uint32)
+    return Actor(seeds, obs, jnp.ones(size, bool), network.initial_carry((size,)), episodes)
 
 
 def collect(

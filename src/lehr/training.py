@@ -14,7 +14,7 @@ import numpy as np
 
 from lehr import checkpoint, config, runs
 from lehr.curves import learning_curve
-from lehr.envs import Environment
+from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
 from lehr.logging.jsonl import read
 from lehr.loop import Loop, ProgressFunction
@@ -34,7 +34,7 @@ class Result:
     """All settings by name, as in the run's `config.yaml`."""
     state: TrainState
     policy: Policy
-    env: Environment = field(repr=False)
+    env: AnyEnvironment = field(repr=False)
     """With its time limit, not batched."""
 
     @property
@@ -59,7 +59,7 @@ class Result:
 
 def train(
     algorithm: str = "ppo",
-    env: str | Environment | None = None,
+    env: str | AnyEnvironment | None = None,
     *,
     run_dir: str | Path | None = None,
     from_run: str | Path | None = None,
@@ -102,7 +102,7 @@ def train(
 def resume(
     run: str | Path,
     *,
-    env: Environment | None = None,
+    env: AnyEnvironment | None = None,
     progress_fn: ProgressFunction | None = None,
     **settings: Any,
 ) -> Result:
@@ -134,7 +134,7 @@ def resume(
         return _run(plan, directory, loop)
 
 
-def load(run: str | Path, env: Environment | None = None) -> Result:
+def load(run: str | Path, env: AnyEnvironment | None = None) -> Result:
     """A run from its directory: its newest state, its policy, its settings and its metrics."""
     directory = runs.RunDirectory.open(run)
     algorithm, saved = _settings(directory)
@@ -203,7 +203,7 @@ def _write_config(directory: runs.RunDirectory, plan: Plan) -> None:
     temporary.replace(directory.config)
 
 
-def _fork(algorithm: str, origin: runs.RunDirectory, settings: dict[str, Any], env: Environment | None) -> Plan:
+def _fork(algorithm: str, origin: runs.RunDirectory, settings: dict[str, Any], env: AnyEnvironment | None) -> Plan:
     """A new run that begins where another stands, with other settings."""
     old_algorithm, saved = _settings(origin)
     if algorithm != old_algorithm:

@@ -97,6 +97,8 @@ class TrainState(NamedTuple):
     """uint32 `[]`: updates made so far. The clock is this times the env steps of one update."""
     rejected: jax.Array
     """uint32 `[]`: updates that were not applied because they were not finite."""
+    pending: PyTree
+    """What was collected while the last update was learned, to be learned from next; `()` where nothing is."""
 
 
 Metrics = dict[str, jax.Array]

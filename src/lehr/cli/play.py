@@ -9,7 +9,7 @@ import numpy as np
 import lehr
 from lehr import render
 from lehr.cli import output
-from lehr.envs import Environment
+from lehr.envs import Environment, HostEnvironment
 from lehr.errors import InputError
 from lehr.policy import Policy
 from lehr.types import Key, PyTree
@@ -31,10 +31,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(f"--max-steps is {arguments.max_steps}; it must be 1 or more.")
     result = lehr.load(arguments.run_name)
     path = arguments.gif or result.run_dir / "play.gif"
-    states, total = episode(result.env, result.policy, arguments.seed, arguments.max_steps)
-    render.save_gif([render.frame(result.env, state) for state in states], path)
+    if isinstance(result.env, HostEnvironment):
+        frames, total = host_episode(result.env, result.policy, arguments.seed, arguments.max_steps)
+    else:
+        states, total = episode(result.env, result.policy, arguments.seed, arguments.max_steps)
+        frames = [render.frame(result.env, state) for state in states]
+    render.save_gif(frames, path)
     console = output.console()
-    words = f"An episode of {len(states) - 1} steps and a return of {total:g} is in {path}."
+    words = f"An episode of {len(frames) - 1} steps and a return of {total:g} is in {path}."
     console.print(output.show(console, words), soft_wrap=True)
 
 
@@ -60,6 +64,27 @@ def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tupl
         done |= np.reshape(timestep.terminated | timestep.truncated, agents)
         states.append(state)
     return states, float(np.mean(returns))
+
+
+def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
+    """The pictures of one episode on the host, and its return, of many agents the mean."""
+    agents = env.num_agents
+    batch = env.start(1, render=True)
+    try:
+        obs = batch.reset(np.array([seed], np.uint32))
+        carry, frames = policy.initial_carry(agents), [batch.render()]
+        returns, done = np.zeros(agents), np.zeros(agents, bool)
+        while len(frames) <= max_steps and not np.all(done):
+            here = jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, env.layout)
+            carry, action = policy.step(carry, here, np.full(agents, len(frames) == 1))
+            answer = batch.step(np.asarray(action))
+            returns += np.where(done, 0.0, answer.reward)
+            done |= answer.terminated | answer.truncated
+            obs = answer.obs
+            frames.append(frames[-1] if done.all() else batch.render())  # after the end, the next episode is drawn
+        return frames, float(np.mean(returns))
+    finally:
+        batch.close()
 
 
 def _first(key: Key) -> Key:

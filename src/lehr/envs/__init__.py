@@ -3,6 +3,7 @@
 from lehr.envs import chain, classic, probes, swarm
 from lehr.envs.base import Environment
 from lehr.envs.check import check_env
+from lehr.envs.host import AnyEnvironment, HostEnvironment
 from lehr.envs.registry import make, names, register
 from lehr.envs.wrappers import (
     ActionRepeat,
@@ -20,6 +21,7 @@ from lehr.envs.wrappers import (
 
 __all__ = [
     "ActionRepeat",
+    "AnyEnvironment",
     "AutoReset",
     "Batch",
     "ClipAction",
@@ -28,6 +30,7 @@ __all__ = [
     "FlattenObservation",
     "FrameStack",
     "HideObservation",
+    "HostEnvironment",
     "RescaleAction",
     "TimeLimit",
     "Wrapper",

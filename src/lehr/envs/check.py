@@ -1,29 +1,56 @@
 """`check_env`: does an environment keep to the protocol, and if not, what is wrong and what to do about it."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from lehr.envs.base import Environment
+from lehr.envs.host import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step
 from lehr.envs.wrappers import AutoReset
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree, Timestep
 
 
-def check_env(env: Environment, seed: int = 0, num_envs: int = 4, num_steps: int = 200) -> list[str]:
+def check_env(env: AnyEnvironment, seed: int = 0, num_envs: int = 4, num_steps: int = 200) -> list[str]:
     """The problems found, one sentence each; an empty list means that every algorithm here can use the environment.
 
     Looks at the attributes, then traces a reset and two steps, then runs `num_steps` random steps of `num_envs`
     environments under `jit`, `vmap` and `scan`. Stops at the first of these stages with a problem, since the
-    later ones build on it.
+    later ones build on it. An environment on the host is reset and stepped as it is.
 
     >>> from lehr.envs import make
     >>> check_env(make("CartPole-v1"))
     []
     """
-    return _attributes(env) or _structure(env) or _values(env, jax.random.key(seed), num_envs, num_steps)
+    if isinstance(env, HostEnvironment):
+        return _on_host(env, jax.random.key(seed), num_envs, num_steps)
+    return structure(env) or _values(env, jax.random.key(seed), num_envs, num_steps)
+
+
+def structure(env: Environment) -> list[str]:
+    """The problems that can be found without computing anything: attributes, structures, shapes and dtypes."""
+    return _attributes(env) or _structure(env)
+
+
+def _on_host(env: HostEnvironment, key: Key, num_envs: int, num_steps: int) -> list[str]:
+    """Random steps, each looked at as a run would; the first problem."""
+    size = num_envs * env.num_agents
+    sample = jax.jit(lambda key: jax.vmap(env.action_space.sample)(jax.random.split(key, size)))
+    try:
+        batch = ask(env.name, "its constructor", lambda: env.start(num_envs))
+        try:
+            check_obs(env, ask(env.name, "reset", lambda: batch.reset(np.arange(num_envs, dtype=np.uint32))), size)
+            for number in range(num_steps):
+                action = np.asarray(sample(jax.random.fold_in(key, number)))
+                check_step(env, ask(env.name, "step", partial(batch.step, action)), size)
+        finally:
+            batch.close()
+    except EnvironmentFailed as error:
+        return [str(error)]
+    return []
 
 
 def _attributes(env: Environment) -> list[str]:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from lehr.envs.base import Environment
+from lehr.envs.host import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
 from lehr.errors import InputError
 
@@ -16,6 +17,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Environment])
 ADAPTERS = {
     "brax": "brax",
     "craftax": "craftax",
+    "gym": "gymnasium",
     "gymnax": "gymnax",
     "jaxdem": "jaxdem",
     "jumanji": "jumanji",
@@ -52,7 +54,7 @@ def names() -> list[str]:
     return sorted(_registry)
 
 
-def make(env: str | Environment, **parameters: Any) -> Environment:
+def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     """An environment by its name, with its standard time limit applied.
 
     `env` is a registered name (`"CartPole-v1"`), a name of another suite behind its prefix (`"brax:ant"`), an import
@@ -79,13 +81,15 @@ def _adapter(prefix: str) -> ModuleType:
     return importlib.import_module(f"lehr.envs.{prefix}")
 
 
-def _given(env: Any, parameters: dict[str, Any]) -> Environment:
+def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
     """An environment that exists already."""
     packages = {parent.__module__.partition(".")[0] for parent in type(env).__mro__}
     for prefix, package in ADAPTERS.items():
         if package in packages:
             return _adapter(prefix).adapt(env, **parameters)
-    if not (callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))):
+    if not isinstance(env, HostEnvironment) and not (
+        callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
+    ):
         raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
     if parameters:
         raise InputError(

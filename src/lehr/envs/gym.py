@@ -1,0 +1,374 @@
+"""Gymnasium's environments, `gym:NAME`, through its vector API.
+
+By default the environments do not reset themselves: an episode begins with a seed that is derived from the run's, so
+an environment is brought back after a stop by living through its episode again, whatever it is written in. Vector
+environments that reset themselves, in the step that ends an episode or in the one after, work too, but begin new
+episodes when a run is resumed.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lehr import spaces
+from lehr.envs.host import HostBatch, HostEnvironment, HostStep, Journal
+from lehr.envs.optional import load
+from lehr.errors import InputError, closest
+from lehr.types import PyTree
+
+VECTORIZATIONS = ("sync", "async", "vector")
+AUTORESETS = ("seeded", "same_step", "next_step")
+
+LONGEST_LOG = 10_000
+"""Actions that are kept of an episode without a time limit: a longer one is not brought back."""
+
+
+def names() -> list[str]:
+    """The environments that are registered with Gymnasium."""
+    return sorted(_gymnasium().registry)
+
+
+def make(name: str, vectorization: str = "sync", autoreset: str = "seeded", **parameters: Any) -> "Gym":
+    """An environment of Gymnasium's.
+
+    Args:
+        name: as `gymnasium.make` takes it, `module:Name` included.
+        vectorization: `sync` steps one environment after the other, `async` each in its own process, `vector` uses the
+            environment's own vectorised version.
+        autoreset: `seeded`, or `same_step` or `next_step` for Gymnasium's own ways, which cannot be resumed exactly.
+        parameters: of the environment.
+    """
+    for what, given, known in (
+        ("vectorization", vectorization, VECTORIZATIONS),
+        ("autoreset", autoreset, AUTORESETS),
+    ):
+        if given not in known:
+            raise InputError(f"{what} is {given!r}; {closest(str(given), known)}")
+    _single(name, tuple(sorted(parameters.items())), 1, 1)  # to know now whether it can be made
+    return Gym(name, vectorization, autoreset, tuple(sorted(parameters.items())))
+
+
+def adapt(env: Any, **parameters: Any) -> HostEnvironment:
+    """An environment, from which as many as needed are made by its `spec`, or a vector environment, used as it is."""
+    gymnasium = _gymnasium()
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        if parameters:
+            raise InputError(
+                f"The parameters {', '.join(parameters)} came with a vector environment that exists already: give them "
+                "where it is made."
+            )
+        return GivenVector(env)
+    if env.spec is None:
+        raise InputError(
+            f"{env!r} has no spec, so no more like it can be made: register it with gymnasium.register and give its "
+            "name as 'gym:NAME', or give a gymnasium.vector.VectorEnv."
+        )
+    return make(env.spec.id, **{**env.spec.kwargs, **parameters})
+
+
+@dataclass(frozen=True)
+class Gym(HostEnvironment):
+    """An environment of Gymnasium's by its name."""
+
+    id: str
+    vectorization: str = "sync"
+    autoreset: str = "seeded"
+    parameters: tuple[tuple[str, Any], ...] = ()
+    action_repeat: int = 1
+    frame_stack: int = 1
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """`gym:` and the name in Gymnasium."""
+        return f"gym:{self.id}"
+
+    @property
+    def env_steps_per_step(self) -> int:  # type: ignore[override]
+        """How often each action is made."""
+        return self.action_repeat
+
+    @functools.cached_property
+    def masks(self) -> bool:  # type: ignore[override]
+        """Whether a step may be only a reset."""
+        if self.vectorization == "vector":
+            batch = self.start(1)
+            batch.close()
+            return isinstance(batch, SelfResetting) and batch.late
+        return self.autoreset == "next_step"
+
+    @functools.cached_property
+    def observation_space(self) -> spaces.Space:
+        """Gymnasium's, in 32 bits."""
+        return lean(self._one.observation_space)
+
+    @functools.cached_property
+    def action_space(self) -> spaces.Space:
+        """Gymnasium's."""
+        return actions_of(self._one.action_space)
+
+    @property
+    def _one(self) -> Any:
+        return _single(self.id, self.parameters, self.action_repeat, self.frame_stack)
+
+    def with_wrappers(self, action_repeat: int, frame_stack: int) -> "Gym":
+        """The same with each action held, and observations stacked along their last axis."""
+        if self.vectorization == "vector":
+            raise InputError(f"{self.name} with vectorization=vector takes neither action_repeat nor frame_stack.")
+        wrapped = replace(self, action_repeat=action_repeat, frame_stack=frame_stack)
+        try:
+            _ = wrapped._one
+        except ValueError as error:
+            raise InputError(f"{self.name} cannot be wrapped: {error}.") from None
+        return wrapped
+
+    def start(self, num_envs: int, render: bool = False) -> HostBatch:
+        """Make the environments."""
+        gymnasium = _gymnasium()
+        parameters = dict(self.parameters) | ({"render_mode": "rgb_array"} if render else {})
+        if self.vectorization == "vector":
+            made = gymnasium.make_vec(self.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **parameters)
+            return SelfResetting(made)
+        from lehr import workers
+
+        functions = [
+            functools.partial(workers.make_env, self.id, parameters, index, self.action_repeat, self.frame_stack)
+            for index in range(num_envs)
+        ]
+        modes = gymnasium.vector.AutoresetMode
+        mode = {"seeded": modes.DISABLED, "same_step": modes.SAME_STEP, "next_step": modes.NEXT_STEP}[self.autoreset]
+        if self.vectorization == "async":
+            # A process that has used JAX must not be forked.
+            made = gymnasium.vector.AsyncVectorEnv(functions, copy=False, context="forkserver", autoreset_mode=mode)
+        else:
+            made = gymnasium.vector.SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
+        if self.autoreset == "seeded":
+            return Seeded(made, self.initial_state(np.zeros(num_envs, np.uint32)))
+        return SelfResetting(made)
+
+    def initial_state(self, seeds: np.ndarray) -> PyTree:
+        """The seeds, and room for the actions of an episode."""
+        if self.autoreset != "seeded" or self.vectorization == "vector":
+            return ()
+        limit = -(-(self._one.spec.max_episode_steps or LONGEST_LOG) // self.action_repeat)
+        return Journal.blank(seeds, self.action_space, limit)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenVector(HostEnvironment):
+    """A vector environment that the user made."""
+
+    env: Any
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Its class, or the name in Gymnasium."""
+        spec = getattr(self.env, "spec", None)
+        return type(self.env).__name__ if spec is None else f"gym:{spec.id}"
+
+    @property
+    def masks(self) -> bool:  # type: ignore[override]
+        """Whether a step may be only a reset."""
+        return SelfResetting(self.env).late
+
+    @functools.cached_property
+    def observation_space(self) -> spaces.Space:
+        """Gymnasium's, in 32 bits."""
+        return lean(self.env.single_observation_space)
+
+    @functools.cached_property
+    def action_space(self) -> spaces.Space:
+        """Gymnasium's."""
+        return actions_of(self.env.single_action_space)
+
+    def start(self, num_envs: int, render: bool = False) -> HostBatch:
+        """The environments, which exist already."""
+        if num_envs != self.env.num_envs:
+            raise InputError(
+                f"The vector environment has {self.env.num_envs} environments, but {num_envs} are asked for: set "
+                f"num_envs={self.env.num_envs}, and evaluate_episodes=0, or give the environment by its name."
+            )
+        return SelfResetting(self.env)
+
+
+class Seeded(HostBatch):
+    """Environments whose episodes begin with seeds of ours, and which are brought back by their actions."""
+
+    restores = True
+
+    def __init__(self, envs: Any, state: dict[str, np.ndarray]) -> None:
+        self.envs, self.journal = envs, Journal(state)
+        self.start = _first_action(envs.single_action_space)
+
+    def reset(self, seeds: np.ndarray) -> PyTree:
+        """Begin an episode in each environment."""
+        self.journal.begin(seeds)
+        obs, _ = self.envs.reset(seed=self.journal.seeds.tolist())
+        return obs
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Act, keep the actions, and begin the next episode where one is over."""
+        obs, reward, terminated, truncated, _ = self.envs.step(action + self.start if self.start else action)
+        done = terminated | truncated
+        self.journal.write(action, done)
+        final_obs = obs
+        if done.any():
+            final_obs = _copied(obs)
+            obs, _ = self.envs.reset(seed=self.journal.seeds.tolist(), options={"reset_mask": done})
+        # The vector environment writes its answers into the same arrays again.
+        return HostStep(obs, final_obs, reward.copy(), terminated.copy(), truncated.copy())
+
+    def state(self) -> PyTree:
+        """The seeds of the episodes under way, and their actions so far."""
+        return self.journal.state()
+
+    def restore(self, state: PyTree) -> PyTree:
+        """Live through the episodes again."""
+        actions = self.journal.read(state)
+        seeds, elapsed = self.journal.seeds, self.journal.elapsed
+        self.envs.reset(seed=seeds.tolist())
+        answers = self.envs.call("replay", seeds, elapsed, actions + self.start if self.start else actions)
+        return _stacked(answers)
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment."""
+        return np.asarray(self.envs.call("render")[0])
+
+    def close(self) -> None:
+        """End the environments, and their processes if they have any."""
+        self.envs.close()
+
+
+class SelfResetting(HostBatch):
+    """Environments that begin the next episode by themselves, in the step that ends one or in the one after."""
+
+    def __init__(self, envs: Any) -> None:
+        self.envs, self.size = envs, envs.num_envs
+        modes = _gymnasium().vector.AutoresetMode
+        mode = envs.metadata.get("autoreset_mode")
+        if mode not in (modes.SAME_STEP, modes.NEXT_STEP):
+            raise InputError(
+                f"The metadata of the vector environment {type(envs).__name__} say autoreset_mode={mode!r}; it must be "
+                "AutoresetMode.SAME_STEP or AutoresetMode.NEXT_STEP."
+            )
+        self.late = mode == modes.NEXT_STEP
+        self.start = _first_action(envs.single_action_space)
+        self.over = np.zeros(self.size, bool)
+
+    def reset(self, seeds: np.ndarray) -> PyTree:
+        """Begin an episode in each environment."""
+        self.over = np.zeros(self.size, bool)
+        vector = _gymnasium().vector
+        each_its_own = isinstance(self.envs, vector.SyncVectorEnv | vector.AsyncVectorEnv)
+        return self.envs.reset(seed=seeds.tolist() if each_its_own else int(seeds[0]))[0]
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Act; after an end, the step of an environment that resets late is only its reset."""
+        obs, reward, terminated, truncated, info = self.envs.step(action + self.start if self.start else action)
+        if not self.late:
+            done = np.logical_or(terminated, truncated)
+            final_obs = _with_final(obs, info, done) if done.any() else obs
+            return HostStep(obs, final_obs, np.array(reward), np.array(terminated), np.array(truncated))
+        valid, self.over = ~self.over, np.logical_or(terminated, truncated) & ~self.over
+        reward, terminated = np.where(valid, reward, 0.0), np.where(valid, terminated, True)
+        return HostStep(obs, obs, reward, terminated, np.where(valid, truncated, False), valid)
+
+    def render(self) -> np.ndarray:
+        """A picture of the first environment."""
+        frames = self.envs.render()
+        if frames is None:
+            raise InputError("This environment draws no pictures.")
+        return np.asarray(frames[0])
+
+    def close(self) -> None:
+        """End the environments, and their processes if they have any."""
+        self.envs.close()
+
+
+def lean(space: Any) -> spaces.Space:
+    """The space as the network sees it: numbers of 64 bits in 32."""
+    found = spaces.from_gymnasium(space)
+    return _lean(found)
+
+
+def _lean(space: spaces.Space) -> spaces.Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _lean(inner) for name, inner in space.spaces.items()})
+    if isinstance(space, spaces.Box) and space.dtype.itemsize == 8:
+        kind = np.float32 if space.dtype.kind == "f" else np.int32
+        info = np.iinfo(np.int32) if kind is np.int32 else np.finfo(np.float32)
+        low, high = (np.asarray(bound) for bound in (space.low, space.high))
+        if kind is np.int32:
+            low, high = np.clip(low, info.min, info.max), np.clip(high, info.min, info.max)
+        return spaces.Box(low.astype(kind), high.astype(kind), space.shape, np.dtype(kind))
+    return space
+
+
+def actions_of(space: Any) -> spaces.Space:
+    """The action space, counted from 0."""
+    if type(space).__name__ == "Discrete":
+        return spaces.Discrete(int(space.n))
+    found = lean(space)
+    if isinstance(found, spaces.Dict):
+        raise InputError(f"The action space {space} is a dict: wrap the environment so that it takes one array.")
+    return found
+
+
+def _first_action(space: Any) -> int:
+    """The number of the first action, from which Gymnasium counts."""
+    return int(space.start) if type(space).__name__ == "Discrete" else 0
+
+
+def _gymnasium() -> Any:
+    return load("gymnasium", extra="gym")
+
+
+@functools.lru_cache(maxsize=8)
+def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: int, frame_stack: int) -> Any:
+    """One environment, to look at its spaces."""
+    gymnasium = _gymnasium()
+    from lehr import workers
+
+    try:
+        return workers.make_env(name, dict(parameters), 0, action_repeat, frame_stack)
+    except gymnasium.error.NameNotFound:
+        raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names())}") from None
+    except gymnasium.error.Error as error:
+        raise InputError(f"Gymnasium does not make {name!r}: {str(error).splitlines()[0]}") from None
+    except TypeError as error:
+        raise InputError(f"gym:{name} cannot be made like this: {error}.") from None
+    except ImportError as error:
+        raise InputError(f"gym:{name} needs a package that is not installed: {error}.") from None
+
+
+def _copied(obs: PyTree) -> PyTree:
+    if isinstance(obs, dict):
+        return {name: _copied(part) for name, part in obs.items()}
+    return np.array(obs)
+
+
+def _stacked(observations: Sequence[PyTree]) -> PyTree:
+    """Observations of single environments as one batch."""
+    if isinstance(observations[0], dict):
+        return {name: _stacked([obs[name] for obs in observations]) for name in observations[0]}
+    return np.stack([np.asarray(obs) for obs in observations])
+
+
+def _with_final(obs: PyTree, info: dict[str, Any], done: np.ndarray) -> PyTree:
+    """The observations before the resets, which Gymnasium puts into `info`."""
+    if "final_obs" not in info:
+        raise KeyError("info['final_obs'], which an environment that resets in the same step must give")
+    final, copied = info["final_obs"], _copied(obs)
+
+    def put(into: PyTree, index: int, value: PyTree) -> None:
+        if isinstance(into, dict):
+            for name, part in into.items():
+                put(part, index, value[name])
+        else:
+            into[index] = value
+
+    for index in np.flatnonzero(done):
+        put(copied, int(index), {k: v[index] for k, v in final.items()} if isinstance(final, dict) else final[index])
+    return copied

@@ -1,0 +1,83 @@
+"""What runs beside a single Gymnasium environment, in worker processes too: so this file imports no JAX."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+def make_env(name: str, parameters: dict[str, Any], index: int, action_repeat: int, frame_stack: int) -> gymnasium.Env:
+    """Number `index` of a batch of environments."""
+    env = gymnasium.make(name, disable_env_checker=True, **parameters)
+    if action_repeat > 1:
+        env = ActionRepeat(env, action_repeat)
+    if frame_stack > 1:
+        env = FrameStack(env, frame_stack)
+    return Replay(env, index)
+
+
+class Replay(gymnasium.Wrapper):
+    """An environment that can be brought back: its episode's seed and actions are lived through again."""
+
+    def __init__(self, env: gymnasium.Env, index: int) -> None:
+        super().__init__(env)
+        self.index = index
+
+    def replay(self, seeds: np.ndarray, elapsed: np.ndarray, actions: np.ndarray) -> Any:
+        """The observation after the first `elapsed` actions `[L, E, ...]` of the episode; of all, its own are taken."""
+        obs, _ = self.env.reset(seed=int(seeds[self.index]))
+        for step in range(elapsed[self.index]):
+            obs, *_ = self.env.step(actions[step, self.index])
+        return obs
+
+
+class ActionRepeat(gymnasium.Wrapper):
+    """Make each action several times and sum the rewards."""
+
+    def __init__(self, env: gymnasium.Env, count: int) -> None:
+        super().__init__(env)
+        self.count = count
+
+    def step(self, action: Any) -> Any:
+        """Act until the count is reached, or the episode is over."""
+        total = 0.0
+        for _ in range(self.count):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return obs, total, terminated, truncated, info
+
+
+class FrameStack(gymnasium.Wrapper):
+    """Observe the newest observations side by side along the last axis, oldest first; a reset fills all with its own.
+
+    A picture `[H, W]` becomes `[H, W, count]`, one of `[H, W, C]` becomes `[H, W, C · count]`.
+    """
+
+    def __init__(self, env: gymnasium.Env, count: int) -> None:
+        super().__init__(env)
+        box = env.observation_space
+        if not isinstance(box, gymnasium.spaces.Box) or not box.shape:
+            raise ValueError(f"frame_stack needs observations in a Box, not in {box}")
+        self.count = count
+        low, high = self._side_by_side([box.low] * count), self._side_by_side([box.high] * count)
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=box.dtype.type)
+        self.frames: list[np.ndarray] = []
+
+    def reset(self, **options: Any) -> Any:
+        """Begin an episode."""
+        obs, info = self.env.reset(**options)
+        self.frames = [obs] * self.count
+        return self._side_by_side(self.frames), info
+
+    def step(self, action: Any) -> Any:
+        """Act once."""
+        obs, *rest = self.env.step(action)
+        self.frames = [*self.frames[1:], obs]
+        return self._side_by_side(self.frames), *rest
+
+    def _side_by_side(self, frames: list[np.ndarray]) -> np.ndarray:
+        if np.ndim(frames[0]) == 2:
+            return np.stack(frames, axis=-1)
+        return np.concatenate(frames, axis=-1)

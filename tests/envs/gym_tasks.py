@@ -1,0 +1,151 @@
+"""Small environments for Gymnasium, named `tests.envs.gym_tasks:NAME`."""
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+
+class Endless(gymnasium.Env):
+    """Reward 1 for ever, with an observation that says how many steps were made: only a time limit ends it."""
+
+    observation_space = Box(0, 100, (1,), np.float64)
+    action_space = Discrete(2, start=1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.count += 1
+        return np.zeros(1), 1.0, False, False, {}
+
+
+class Walk(gymnasium.Env):
+    """A random walk whose steps the action scales: its state depends on the seed and on every action."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = self.np_random.normal(size=2)
+        return self._obs(), {}
+
+    def _obs(self):
+        return self.place.astype(np.float32)
+
+    def step(self, action):
+        self.place = self.place + action * self.np_random.normal(size=2)
+        return self._obs(), float(-np.abs(self.place).sum()), bool(np.abs(self.place).max() > 3), False, {}
+
+
+class Mixed(gymnasium.Env):
+    """A picture and two numbers to see, and two choices to make: the first is right if the picture is bright."""
+
+    observation_space = Dict({"picture": Box(0, 255, (12, 12, 1), np.uint8), "numbers": Box(-1, 1, (2,), np.float32)})
+    action_space = MultiDiscrete([2, 3])
+
+    def _obs(self):
+        self.bright = int(self.np_random.integers(2))
+        picture = np.full((12, 12, 1), 200 * self.bright, np.uint8)
+        return {"picture": picture, "numbers": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        reward = float(action[0] == self.bright)
+        return self._obs(), reward, False, False, {}
+
+
+class Picture(gymnasium.Env):
+    """A small picture with a bright half; the action that names the half is right. One step each."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+    observation_space = Box(0, 255, (16, 16, 3), np.uint8)
+    action_space = Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.side = int(self.np_random.integers(2))
+        self.picture = np.zeros((16, 16, 3), np.uint8)
+        self.picture[:, 8 * self.side : 8 * self.side + 8] = 255
+        return self.picture, {}
+
+    def step(self, action):
+        return self.picture, float(action == self.side), True, False, {}
+
+    def render(self):
+        return self.picture
+
+
+class Faulty(gymnasium.Env):
+    """It works for 20 steps, and then does what its `fault` says."""
+
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, fault):
+        self.fault, self.count = fault, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        obs, reward = np.full(2, 0.5, np.float32), 1.0
+        if self.count > 20:
+            match self.fault:
+                case "raises":
+                    raise OSError("the simulator is gone")
+                case "nan obs":
+                    obs = obs * np.nan
+                case "nan reward":
+                    reward = np.nan
+        return obs, reward, self.count % 7 == 0, False, {}
+
+
+class WrongBatch(gymnasium.vector.VectorEnv):
+    """A vector environment whose observations have another shape or dtype than it says."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def __init__(self, fault, num_envs=4):
+        self.fault, self.num_envs = fault, num_envs
+        self.single_observation_space, self.single_action_space = Box(-1, 1, (2,), np.float32), Discrete(2)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions):
+        self.count += 1
+        obs, reward = np.zeros((self.num_envs, 2), np.float32), np.ones(self.num_envs)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        if self.count > 20:
+            match self.fault:
+                case "shape":
+                    obs = obs[:, :1]
+                case "dtype":
+                    obs = obs.astype(complex)
+                case "reward":
+                    reward = reward[:, None]
+                case "flag":
+                    terminated = terminated.astype(float)
+        return obs, reward, terminated, truncated, {}
+
+
+gymnasium.register("Endless-v0", Endless, max_episode_steps=3)
+gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
+gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
+gymnasium.register("Picture-v0", Picture)
+gymnasium.register("Faulty-v0", Faulty)

@@ -1,0 +1,178 @@
+"""Gymnasium's environments: what a batch answers, against single environments stepped by hand."""
+
+import gymnasium
+import numpy as np
+import pytest
+
+from lehr import spaces
+from lehr.envs import check_env, make
+from lehr.envs.gym import Gym
+from lehr.envs.host import next_seeds
+from lehr.errors import InputError
+
+TASKS = "gym:tests.envs.gym_tasks:"
+SEEDS = np.array([3, 4_000_000_000, 5], np.uint32)
+
+
+def actions(count, size=3):
+    return np.random.default_rng(0).uniform(-1, 1, (count, size, 2)).astype(np.float32)
+
+
+def by_hand(seeds, given):
+    """What three single environments answer, each reset with the next seed when its episode is over."""
+    envs = [gymnasium.make("tests.envs.gym_tasks:Walk-v0") for _ in seeds]
+    seeds = seeds.copy()
+    first = np.stack([env.reset(seed=int(seed))[0] for env, seed in zip(envs, seeds, strict=True)])
+    rows = []
+    for action in given:
+        row = []
+        for i, env in enumerate(envs):
+            final, reward, terminated, truncated, _ = env.step(action[i])
+            obs = final
+            if terminated or truncated:
+                seeds[i] = next_seeds(seeds[i : i + 1])[0]
+                obs, _ = env.reset(seed=int(seeds[i]))
+            row.append((obs, final, reward, terminated, truncated))
+        rows.append([np.array(part) for part in zip(*row, strict=True)])
+    return first, rows
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_batch_answers_as_single_environments_do(vectorization):
+    batch = make(TASKS + "Walk-v0", vectorization=vectorization).start(3)
+    try:
+        first, rows = by_hand(SEEDS, actions(40))
+        np.testing.assert_array_equal(batch.reset(SEEDS), first)
+        ends = 0
+        for action, expected in zip(actions(40), rows, strict=True):
+            step = batch.step(action)
+            for found, wanted in zip(step[:5], expected, strict=True):
+                np.testing.assert_allclose(found, wanted, rtol=1e-6)
+            assert step.valid is None
+            ends += (step.terminated | step.truncated).sum()
+        assert ends > 6
+    finally:
+        batch.close()
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_the_ways_of_gymnasium_to_reset_lose_no_step_and_count_none_twice(autoreset):
+    """Rewards of valid steps, final observations and ends are those of the environments themselves."""
+    env = make(TASKS + "Walk-v0", autoreset=autoreset)
+    assert env.masks == (autoreset == "next_step")
+    batch = env.start(3)
+    singles = [gymnasium.make("tests.envs.gym_tasks:Walk-v0") for _ in SEEDS]
+    obs = batch.reset(SEEDS)
+    for single, seed in zip(singles, SEEDS, strict=True):
+        single.reset(seed=int(seed))
+    over, resets = np.zeros(3, bool), 0
+    for action in actions(60):
+        step = batch.step(action)
+        for i, single in enumerate(singles):
+            if over[i]:
+                expected, _ = single.reset()
+                over[i] = False
+                if autoreset == "next_step":
+                    resets += 1
+                    assert not step.valid[i]
+                    assert step.terminated[i]
+                    assert step.reward[i] == 0
+                    np.testing.assert_array_equal(step.obs[i], expected)
+                    continue
+            final, reward, terminated, truncated, _ = single.step(action[i])
+            assert step.valid is None or step.valid[i]
+            np.testing.assert_allclose(step.reward[i], reward, rtol=1e-6)
+            np.testing.assert_array_equal(step.final_obs[i], final)
+            assert (step.terminated[i], step.truncated[i]) == (terminated, truncated)
+            over[i] = terminated or truncated
+            if autoreset == "same_step" and over[i]:
+                resets += 1
+                np.testing.assert_array_equal(step.obs[i], single.reset()[0])
+                over[i] = False
+        obs = step.obs
+    assert resets > 6
+    assert obs.shape == (3, 2)
+    batch.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_environments_are_brought_back_by_their_actions(vectorization):
+    env = make(TASKS + "Walk-v0", vectorization=vectorization)
+    one, other = env.start(3), env.start(3)
+    try:
+        one.reset(SEEDS)
+        for action in actions(25):
+            last = one.step(action)
+        state = one.state()
+        assert 0 < state["elapsed"].max() <= 12
+        np.testing.assert_array_equal(other.restore(state), last.obs)
+        for action in actions(20):
+            for found, expected in zip(other.step(action)[:5], one.step(action)[:5], strict=True):
+                np.testing.assert_array_equal(found, expected)
+    finally:
+        one.close()
+        other.close()
+
+
+def test_the_vectorised_version_of_an_environment():
+    env = make("gym:CartPole-v1", vectorization="vector")
+    assert env.masks
+    assert check_env(env) == []
+
+
+def test_spaces_are_those_of_gymnasium_in_32_bits():
+    endless = make(TASKS + "Endless-v0")
+    assert endless.observation_space == spaces.Box(0, 100, (1,))
+    assert endless.action_space == spaces.Discrete(2)
+    mixed = make(TASKS + "Mixed-v0")
+    assert mixed.action_space == spaces.MultiDiscrete((2, 3))
+    assert mixed.observation_space.spaces["picture"].dtype == np.uint8
+    assert make("gym:Pendulum-v1").action_space == spaces.Box(-2, 2, (1,))
+
+
+def test_observations_are_stacked_and_actions_repeated():
+    env = make(TASKS + "Walk-v0").with_wrappers(action_repeat=2, frame_stack=3)
+    assert env.env_steps_per_step == 2
+    assert env.observation_space.shape == (6,)
+    batch = env.start(1)
+    single = gymnasium.make("tests.envs.gym_tasks:Walk-v0")
+    first, _ = single.reset(seed=3)
+    np.testing.assert_array_equal(batch.reset(SEEDS[:1])[0], np.tile(first, 3))
+    action = actions(1, 1)[0]
+    step, rewards = batch.step(action), 0.0
+    for _ in range(2):
+        obs, reward, *_ = single.step(action[0])
+        rewards += reward
+    np.testing.assert_array_equal(step.obs[0], np.concatenate([first, first, obs]))
+    assert step.reward[0] == pytest.approx(rewards)
+    picture = make(TASKS + "Picture-v0").with_wrappers(1, frame_stack=4)
+    assert picture.observation_space.shape == (16, 16, 12)
+    assert picture.observation_space.dtype == np.uint8
+
+
+def test_an_environment_of_gymnasium_can_be_given_itself():
+    env = make(gymnasium.make("CartPole-v1", sutton_barto_reward=True))
+    assert env == Gym("CartPole-v1", parameters=(("sutton_barto_reward", True),))
+    assert hash(env) == hash(make("gym:CartPole-v1", sutton_barto_reward=True))
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    assert check_env(make(vector), num_envs=4) == []
+    with pytest.raises(InputError, match="has 4 environments, but 5 are asked for: set num_envs=4"):
+        make(vector).start(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "sentence"),
+    [
+        ("gym:CartPol-v1", {}, "Gymnasium has no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ("gym:CartPole-v77", {}, "Gymnasium does not make 'CartPole-v77'"),
+        ("gym:CartPole-v1", {"colour": "red"}, "gym:CartPole-v1 cannot be made like this"),
+        ("gym:CartPole-v1", {"vectorization": "asink"}, "vectorization is 'asink'; known: sync, async, vector"),
+        ("gym:CartPole-v1", {"autoreset": "none"}, "autoreset is 'none'; "),
+        ("gym:Blackjack-v1", {}, "has no counterpart here"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_in_a_sentence(name, parameters, sentence):
+    with pytest.raises(InputError) as error:
+        _ = make(name, **parameters).observation_space
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,227 @@
+"""Runs around environments on the host: time limits, lag, resume, and environments that fail."""
+
+import logging
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import lehr
+from lehr.envs import make
+from lehr.errors import InputError
+from lehr.host import HostRunner
+from lehr.loop import RunFailed
+from lehr.plan import make_plan
+from tests.envs.gym_tasks import WrongBatch
+
+TASKS = "gym:tests.envs.gym_tasks:"
+SMALL = {
+    "num_envs": 4,
+    "horizon": 8,
+    "epochs": 2,
+    "minibatches": 2,
+    "hidden_sizes": (16,),
+    "evaluate_episodes": 0,
+    "tensorboard": False,
+    "progress": False,
+}
+
+
+@pytest.fixture
+def train(tmp_path):
+    """`train(env, **settings)`: a small run in a directory of its own."""
+
+    def run(env, name="run", **settings):
+        return lehr.train("ppo", env=env, run_dir=tmp_path / name, **{**SMALL, **settings})
+
+    return run
+
+
+def same(one, other):
+    """Whether two runs have learned the same, bit for bit, and logged the same but for the time it took."""
+    leaves = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
+    names = [name for name in one.metrics if not name.startswith("time/")]
+    return all(np.array_equal(x, y) for x, y in leaves) and all(
+        np.array_equal(one.metrics[name], other.metrics[name], equal_nan=True) for name in names
+    )
+
+
+# Time limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autoreset", ["seeded", "same_step", "next_step"])
+def test_what_is_only_ever_truncated_is_worth_its_exact_value(autoreset, train):
+    """Reward 1 for ever at a discount of 0.7 is worth 1 / 0.3, although no episode lasts longer than 3 steps."""
+    settings = {"num_envs": 16, "discount": 0.7, "learning_rate": "0.02 -> 0", "entropy_coef": 0.0}
+    env = {"env_parameters": {"autoreset": autoreset}}
+    result = train(TASKS + "Endless-v0", total_steps=150 * 16 * 8, **settings, **env)
+    network, params = result.policy.program.network, result.params
+    value = network.value(params, network.initial_carry((1,)), np.zeros((1, 1), np.float32))
+    assert float(value[0]) == pytest.approx(1 / 0.3, abs=0.08)
+    assert result.metrics["episode/length"][-1] == 3
+    # A step that is only a reset is in no episode: 16 · 8 steps are 32 episodes of 4 then, not 42.67 of 3.
+    expected = 32 if autoreset == "next_step" else 16 * 8 / 3
+    assert result.metrics["episode/count"][10:].mean() == pytest.approx(expected, rel=0.05)
+
+
+# Lag -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(overlap):
+    """The log probabilities of each rollout are those of the parameters it should have been made with."""
+    settings = {**SMALL, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
+    plan = make_plan("ppo", settings)
+    runner = HostRunner(plan.program, plan.coefficients, plan.state, overlap, warn=print)
+    runner.compile(plan.state)
+    rollouts = []
+    collect = runner._collect
+
+    def watched(*arguments):
+        collected = collect(*arguments)
+        rollouts.append(collected.rollout)
+        return collected
+
+    runner._collect = watched
+    state = runner.begin(plan.state)
+    states, lags = [state], []
+    for _ in range(4):
+        state, rows = runner.advance(state, 1)
+        states.append(state)
+        lags.append(rows[0, runner.names.index("rollout/lag")])
+    runner.close()
+    assert lags == ([0, 1, 1, 1] if overlap else [0, 0, 0, 0])
+    network = plan.program.algorithm.network
+    behind = [0, 0, 1, 2, 3] if overlap else [0, 1, 2, 3]
+    for rollout, number in zip(rollouts, behind, strict=True):
+        errors = []
+        for made_with in states[:4]:
+            _, policy, _ = network.unroll(made_with.learner.params, rollout.carry, rollout.obs, rollout.reset)
+            errors.append(np.abs(np.asarray(policy.log_prob(rollout.action) - rollout.log_prob)).max())
+        assert np.argmin(errors) == number
+        assert errors[number] < 1e-5
+        assert sorted(errors)[1] > 1e-3
+
+
+def test_only_environments_on_the_host_overlap(train):
+    with pytest.raises(InputError, match="overlap is true, but CartPole-v1 is compiled together with the learning"):
+        train("CartPole-v1", overlap=True)
+
+
+# Resume --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overlap", "torso"), [(False, "mlp"), (True, "mlp"), (True, "gru")], ids=["plain", "overlapping", "recurrent"]
+)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(overlap, torso, train, tmp_path):
+    settings = {"total_steps": 40 * 32, "overlap": overlap, "torso": torso, "recurrent_size": 8}
+    settings |= {"normalise_observations": True, "normalise_rewards": True}
+    whole = train(TASKS + "Walk-v0", "whole", **settings)
+    stopped = train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, **settings)
+    assert 300 <= stopped.final["env_steps"] < 40 * 32
+    resumed = lehr.resume(tmp_path / "run")
+    assert resumed.final["env_steps"] == 40 * 32
+    assert same(resumed, whole)
+
+
+def test_environments_that_cannot_be_brought_back_restart_and_the_run_says_so(train, tmp_path, caplog):
+    settings = {"total_steps": 20 * 32, "env_parameters": {"autoreset": "next_step"}}
+    train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, **settings)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING, "lehr"):
+        resumed = lehr.resume(tmp_path / "run")
+    assert [record.message for record in caplog.records] == [
+        "The environments of gym:tests.envs.gym_tasks:Walk-v0 cannot be brought back to where they were: they restart."
+    ]
+    assert resumed.final["env_steps"] == 20 * 32
+
+
+def test_an_environment_that_does_not_do_the_same_twice_restarts(train, tmp_path, caplog, monkeypatch):
+    train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, total_steps=20 * 32)
+    monkeypatch.setattr("tests.envs.gym_tasks.Walk._obs", lambda self: (self.place + 1).astype(np.float32))
+    lehr.resume(tmp_path / "run")
+    assert "restart, since one cannot be brought back: it does not do the same twice." in caplog.text
+
+
+# Environments that fail ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "raises",
+            "The environment gym:tests.envs.gym_tasks:Faulty-v0 failed in step (OSError: the simulator is gone)",
+        ),
+        ("nan obs", "The environment gym:tests.envs.gym_tasks:Faulty-v0 gave nan in obs; an observation is finite."),
+        ("nan reward", "The environment gym:tests.envs.gym_tasks:Faulty-v0 gave nan as reward; a reward is a finite"),
+    ],
+)
+def test_a_run_whose_environment_fails_stops_with_its_last_good_state(fault, sentence, overlap, train, tmp_path):
+    with pytest.raises(RunFailed) as error:
+        train(TASKS + "Faulty-v0", total_steps=10_000, env_parameters={"fault": fault}, overlap=overlap)
+    assert str(error.value).startswith(sentence)
+    assert str(error.value).endswith(f"The last good state is saved in '{tmp_path / 'run'}'.")
+    # Of the 20 good steps 16 made two rollouts; while the second is learned from, the third fails.
+    updates = 1 if overlap else 2
+    loaded = lehr.load(tmp_path / "run")
+    assert int(loaded.state.updates) == updates
+    assert loaded.metrics["update"].tolist() == list(range(1, updates + 1))
+    assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), loaded.params))
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("shape", r"WrongBatch gave float32\[4, 1\] as obs, but its space says float32\[4, 2\]"),
+        ("dtype", "WrongBatch gave obs in complex128, but its space says float32"),
+        ("reward", r"WrongBatch gave float64\[4, 1\] as reward, but 4 numbers are due"),
+        ("flag", r"WrongBatch gave float64\[4\] as terminated, but 4 bools are due"),
+    ],
+)
+def test_an_answer_that_cannot_be_learned_from_is_named(fault, sentence, train):
+    with pytest.raises(RunFailed, match=sentence):
+        train(WrongBatch(fault), total_steps=10_000)
+
+
+# Observations and actions of all kinds -------------------------------------------------------------------------------
+
+
+def test_pictures_and_numbers_are_learned_from_together(train):
+    result = train(
+        TASKS + "Mixed-v0", total_steps=40 * 16 * 8, num_envs=16, learning_rate="3e-3 -> 0", discount=0.5, overlap=True
+    )
+    assert result.metrics["episode/return"][-5:].mean() > 4.5
+    assert result.state.actor.obs["picture"].dtype == np.uint8
+
+
+def test_an_image_is_seen_by_convolutions(train):
+    settings = {"num_envs": 16, "learning_rate": 1e-3, "hidden_sizes": (32,), "entropy_coef": 0.0}
+    result = train(TASKS + "Picture-v0", total_steps=25 * 16 * 8, frame_stack=2, **settings)
+    assert result.metrics["episode/return"][-3:].mean() > 0.95
+    assert result.state.actor.obs.dtype == np.uint8
+    assert result.state.actor.obs.shape == (16, 16, 16, 6)
+
+
+# Whole runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_trained_policy_is_evaluated_and_filmed(train, tmp_path):
+    from lehr.cli import main
+
+    result = train(TASKS + "Picture-v0", total_steps=320, evaluate_episodes=20, hidden_sizes=(32,))
+    assert 0 <= result.final["evaluate/return"] <= 1
+    episodes = lehr.evaluate(result.policy, make(TASKS + "Picture-v0"), episodes=37)
+    assert episodes.returns.shape == (37,)
+    assert episodes.lengths.tolist() == [1] * 37
+    assert main(["play", str(tmp_path / "run"), "--gif", str(tmp_path / "play.gif")]) in (0, None)
+    assert (tmp_path / "play.gif").stat().st_size > 100
+
+
+def test_a_vector_environment_that_was_given_is_trained_on(train):
+    vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
+    result = train(vector, total_steps=640)
+    assert result.final["env_steps"] == 640
