@@ -3,13 +3,16 @@
 import difflib
 from collections.abc import Iterable
 
+MOST_LISTED = 60
+"""So many known words are listed at the most."""
+
 
 class InputError(ValueError):
     """What was given, what is allowed and what to do, in one sentence. The CLI prints it and exits with 2."""
 
 
 def closest(given: str, known: Iterable[str]) -> str:
-    """Name the known word nearest to `given`, or list all of them when none is near.
+    """Name the known word nearest to `given`, or list them, the first of very many, when none is near.
 
     >>> closest("cosin", ["linear", "cosine"])
     "did you mean 'cosine'?"
@@ -21,4 +24,7 @@ def closest(given: str, known: Iterable[str]) -> str:
     words = list(known)
     match = [word for word in words if word.startswith(given)]
     match = match or difflib.get_close_matches(given, words, n=1, cutoff=0.7)
-    return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(words)}"
+    if match:
+        return f"did you mean {match[0]!r}?"
+    more = f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else ""
+    return f"known: {', '.join(words[:MOST_LISTED])}{more}"

@@ -107,12 +107,12 @@ class HostEvaluator:
         returns, lengths = np.zeros(size), np.zeros(size, int)
         found: list[tuple[float, int]] = []
         step = 0
-        while left.any():
+        while left.any() and step < MOST_STEPS:
             step += 1
             here = jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, self.env.layout)
             drawn = None if greedy else jax.random.fold_in(key, step)
             carry, action = policy.step(carry, here, reset, drawn)
-            answer = ask(self.env.name, "step", partial(batch.step, np.asarray(action)))
+            answer = ask(self.env.name, "step", partial(batch.step, np.array(action)))
             check_step(self.env, answer, size)
             valid = np.ones(size, bool) if answer.valid is None else answer.valid
             returns += np.where(valid, answer.reward, 0.0)
@@ -123,7 +123,8 @@ class HostEvaluator:
                 left[index] -= 1
             returns[over], lengths[over] = 0.0, 0
             obs, reset = answer.obs, over
-        totals, steps = zip(*found, strict=True)
+        found += [(returns[index], lengths[index]) for index in np.flatnonzero((left > 0) & (lengths > 0))]
+        totals, steps = zip(*found, strict=True) if found else ((), ())
         return Episodes(np.array(totals, np.float32), np.array(steps, np.int32))
 
 

@@ -185,7 +185,7 @@ class HostRunner:
             here = jax.tree.map(itemgetter(t), obs)
             jax.tree.map(np.copyto, here, current)
             carry, taken, kept = self._act(params, statistics, carry, here, reset, keys[t])
-            action = np.asarray(taken)
+            action = np.array(taken)  # its own, which an environment may write into
             acted.append(kept)
             answer: HostStep = ask(self.env.name, "step", partial(self.batch.step, action))
             check_step(self.env, answer, self.size)

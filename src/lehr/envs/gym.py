@@ -47,8 +47,18 @@ def make(name: str, vectorization: str = "sync", autoreset: str = "seeded", **pa
     ):
         if given not in known:
             raise InputError(f"{what} is {given!r}; {closest(str(given), known)}")
-    _single(name, tuple(sorted(parameters.items())), 1, 1)  # to know now whether it can be made
-    return Gym(name, vectorization, autoreset, tuple(sorted(parameters.items())))
+    given = tuple((key, _fixed(value)) for key, value in sorted(parameters.items()))
+    _single(name, given, 1, 1)  # to know now whether it can be made
+    return Gym(name, vectorization, autoreset, given)
+
+
+def _fixed(value: Any) -> Any:
+    """A list as a tuple, so that it can be part of a name; a dict cannot."""
+    if isinstance(value, dict):
+        raise InputError(
+            f"An environment's parameter is the dict {value}: register a variant that has it in Gymnasium."
+        )
+    return tuple(_fixed(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def adapt(env: Any, **parameters: Any) -> HostEnvironment:
@@ -302,7 +312,8 @@ def _lean(space: spaces.Space) -> spaces.Space:
         low, high = (np.asarray(bound) for bound in (space.low, space.high))
         if kind is np.int32:
             low, high = np.clip(low, info.min, info.max), np.clip(high, info.min, info.max)
-        return spaces.Box(low.astype(kind), high.astype(kind), space.shape, np.dtype(kind))
+        with np.errstate(over="ignore"):  # a bound beyond float32 is infinite there
+            return spaces.Box(low.astype(kind), high.astype(kind), space.shape, np.dtype(kind))
     return space
 
 

@@ -17,10 +17,12 @@ Factory = TypeVar("Factory", bound=Callable[..., Environment])
 ADAPTERS = {
     "brax": "brax",
     "craftax": "craftax",
+    "envpool": "envpool",  # before gym, since its pools are vector environments of Gymnasium too
     "gym": "gymnasium",
     "gymnax": "gymnax",
     "jaxdem": "jaxdem",
     "jumanji": "jumanji",
+    "pettingzoo": "pettingzoo",
     "playground": "mujoco_playground",
 }
 """`PREFIX:NAME` names an environment of another ecosystem: the file of that name here adapts this package's classes."""
@@ -73,8 +75,12 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
         factory, max_steps = _registry[env]
     else:
         factory, max_steps = _import(env), None
-    made = _call(env, factory, parameters)
-    return made if max_steps is None else TimeLimit(made, max_steps)
+    made = _given(_call(env, factory, parameters), {})
+    if max_steps is None:
+        return made
+    if isinstance(made, HostEnvironment):
+        raise InputError(f"{env} is registered with max_steps, but runs on the host: give the limit to its suite.")
+    return TimeLimit(made, max_steps)
 
 
 def _adapter(prefix: str) -> ModuleType:
