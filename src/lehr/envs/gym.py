@@ -47,9 +47,9 @@ def make(name: str, vectorization: str = "sync", autoreset: str = "seeded", **pa
     ):
         if given not in known:
             raise InputError(f"{what} is {given!r}; {closest(str(given), known)}")
-    given = tuple((key, _fixed(value)) for key, value in sorted(parameters.items()))
-    _single(name, given, 1, 1)  # to know now whether it can be made
-    return Gym(name, vectorization, autoreset, given)
+    settings = tuple((key, _fixed(value)) for key, value in sorted(parameters.items()))
+    _single(name, settings, 1, 1)  # to know now whether it can be made
+    return Gym(name, vectorization, autoreset, settings)
 
 
 def _fixed(value: Any) -> Any:

@@ -1,0 +1,307 @@
+"""Gymnax's environments, `gymnax:NAME`: classic control, MinAtar, bsuite and others, of its versions 0.0.9 and 1.
+
+A time limit is a truncation here, also where Gymnax 0.0.9 calls it the end of the episode; see `FIXED_LENGTH` for the
+tasks that are exactly so long. Episodes are begun anew by Lehr, never within a step.
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.envs.base import NEVER, Environment
+from lehr.envs.optional import by_their_rules, load, settle
+from lehr.errors import InputError, closest
+from lehr.spaces import Box, Dict, Discrete, Space
+from lehr.types import Key, PyTree, Timestep
+
+FIXED_LENGTH = frozenset(
+    {
+        "BernoulliBandit",
+        "DeepSea",
+        "DiscountingChain",
+        "GaussianBandit",
+        "MetaMaze",
+        "MNISTBandit",
+        "PointRobot",
+        "SimpleBandit",
+    }
+)
+"""Classes of Gymnax's whose length is part of the task: the observation tells the time, or one can see the end come.
+Nothing follows their last step, so it terminates the episode."""
+
+LOOSE_BOUNDS = frozenset({"GaussianBandit", "MemoryChain", "MetaMaze", "MNISTBandit", "UmbrellaChain"})
+"""Classes of Gymnax's whose observations leave the bounds of their space, so that it is given here without bounds."""
+
+_ENDLESS = 2**31 - 1
+
+
+def names() -> list[str]:
+    """What can follow the prefix `gymnax:`."""
+    return sorted(_gymnax().registered_envs)
+
+
+def make(name: str, **parameters: Any) -> "Gymnax":
+    """An environment by its name at Gymnax; the parameters are those of its class and the fields of its `EnvParams`."""
+    known = names()
+    if name not in known:
+        raise InputError(f"There is no environment named 'gymnax:{name}'; {closest(name, known)}")
+    return _checked(name, parameters)
+
+
+def adapt(env: Any, **parameters: Any) -> "Gymnax":
+    """An environment object of Gymnax's; the parameters are fields of its `EnvParams`."""
+    if not isinstance(env, _gymnax().environments.environment.Environment):
+        raise InputError(
+            f"Gymnax's wrapper {type(env).__name__} cannot be used here: give the environment inside it, and use the "
+            "wrappers of lehr.envs."
+        )
+    return _checked(env, parameters)
+
+
+@dataclass(frozen=True)
+class Gymnax(Environment):
+    """One environment of Gymnax's. Its state is that of Gymnax; `info` stays empty.
+
+    Images are masks of zeros and ones, given as int8 instead of float32: a rollout holds a quarter of the bytes, and a
+    network sees the same numbers.
+    """
+
+    source: Any
+    """The name at Gymnax, or an environment object of Gymnax's."""
+    parameters: tuple[tuple[str, Any], ...] = ()
+    """Those that were given, sorted by name."""
+
+    @property
+    def observation_space(self) -> Space:
+        """Gymnax's, with the dtype that observations really have."""
+        return self._task.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """Gymnax's."""
+        return self._task.action_space
+
+    @property
+    def truncation_gap(self) -> int:
+        """The time limit, or never for a task of a fixed length."""
+        return self._task.truncation_gap
+
+    @property
+    def _task(self) -> "_Task":
+        return _task(self.source, self.parameters)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        task = self._task
+        with by_their_rules():
+            obs, state = task.env.reset_env(key, task.params)
+        return jax.tree.map(settle, state, task.dtypes), _observation(task.observation_space, obs)
+
+    def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
+        """Act once."""
+        task = self._task
+        with by_their_rules():
+            obs, state, reward, done, _ = task.env.step_env(key, state, action, task.step_params)
+            done, late = jnp.asarray(done, bool), task.is_late(state)
+        if task.fixed_length:
+            terminated, truncated = done | late, jnp.asarray(False)
+        else:
+            terminated, truncated = (done if task.tells_apart else done & ~late), late
+        timestep = Timestep(
+            _observation(task.observation_space, obs), jnp.asarray(reward, jnp.float32), terminated, truncated, {}
+        )
+        return jax.tree.map(settle, state, task.dtypes), timestep
+
+
+class _Task(NamedTuple):
+    """What is made once for a source and its parameters."""
+
+    env: Any
+    params: Any
+    step_params: Any
+    """Without the time limit, where Gymnax would take it for the end of the episode."""
+    tells_apart: bool
+    """Whether `done` of a step leaves the time limit out."""
+    fixed_length: bool
+    observation_space: Space
+    action_space: Space
+    truncation_gap: int
+    dtypes: PyTree
+    """Of the state's leaves."""
+
+    def is_late(self, state: PyTree) -> jax.Array:
+        """Whether the time limit is reached."""
+        if hasattr(self.env, "is_truncated"):
+            return jnp.asarray(self.env.is_truncated(state, self.params), bool)
+        if not hasattr(state, "time"):
+            return jnp.asarray(False)
+        return jnp.asarray(state.time >= self.params.max_steps_in_episode, bool)
+
+
+@functools.cache
+def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
+    with by_their_rules():
+        env, params = _build(source, dict(parameters))
+        own = type(env).__module__.startswith("gymnax.")
+        kind = type(env).__name__ if own else ""
+        fixed_length, separates = kind in FIXED_LENGTH, hasattr(env, "is_truncated")
+        # Without a limit in sight, what ends an episode of Gymnax 0.0.9 is the task. A class from elsewhere might use
+        # the limit for something else too, as those of fixed length do: it keeps its limit.
+        lifts = own and not separates and not fixed_length
+        step_params = params.replace(max_steps_in_episode=_ENDLESS) if lifts else params
+        dtypes, observed = _outputs(env, params, step_params)
+        return _Task(
+            env=env,
+            params=params,
+            step_params=step_params,
+            tells_apart=lifts or separates,
+            fixed_length=fixed_length,
+            observation_space=_observation_space(
+                env.observation_space(params), observed, kind in LOOSE_BOUNDS, masks=own
+            ),
+            action_space=_space(env.action_space(params)),
+            truncation_gap=NEVER if fixed_length else _truncation_gap(env, params),
+            dtypes=dtypes,
+        )
+
+
+def _truncation_gap(env: Any, params: Any) -> int:
+    base = _gymnax().environments.environment.Environment
+    if getattr(type(env), "is_truncated", None) is not getattr(base, "is_truncated", None):
+        return 1
+    return max(1, int(params.max_steps_in_episode))
+
+
+def _outputs(env: Any, params: Any, step_params: Any) -> tuple[PyTree, PyTree]:
+    """The dtypes of the state, and the shape and dtype of the observation."""
+    key, actions = jax.random.key(0), _space(env.action_space(params))
+    observed, begun = jax.eval_shape(lambda key: env.reset_env(key, params), key)
+    try:
+        step = jax.eval_shape(lambda key, state: env.step_env(key, state, actions.sample(key), step_params), key, begun)
+        jax.tree.map(lambda before, after: jnp.broadcast_shapes(before.shape, after.shape), begun, step[1])
+    except Exception as error:
+        raise InputError(
+            f"{type(env).__name__} of this version of gymnax cannot be used, since its first step fails "
+            f"({type(error).__name__}: {error}): install another version."
+        ) from error
+    return jax.tree.map(lambda x: x.dtype, step[1]), observed
+
+
+def _checked(source: Any, parameters: dict[str, Any]) -> Gymnax:
+    """The environment, with its parameters held against what it takes."""
+    described = f"gymnax:{source}" if isinstance(source, str) else type(source).__name__
+    with by_their_rules():
+        defaults = _defaults(*_build(source, {}), with_class=isinstance(source, str))
+    for name, value in parameters.items():
+        if name not in defaults:
+            raise InputError(f"{described} has no parameter {name!r}; {closest(name, defaults) if defaults else ''}")
+        parameters[name] = _frozen(described, name, value, defaults[name])
+    made = Gymnax(source, tuple(sorted(parameters.items())))
+    _ = made._task
+    return made
+
+
+def _defaults(env: Any, params: Any, with_class: bool) -> dict[str, Any]:
+    """What can be set, with its default: the fields of the params and, for a name, the arguments of the class."""
+    arguments = inspect.signature(type(env)).parameters.values() if with_class else ()
+    of_class = {p.name: p.default for p in arguments if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return of_class | {field.name: getattr(params, field.name) for field in fields(params)}
+
+
+def _frozen(described: str, name: str, value: Any, default: Any) -> Any:
+    """A hashable value, of the default's type, so that equal environments are written alike."""
+    if isinstance(value, (np.ndarray, jax.Array)):
+        value = value.tolist()
+    if isinstance(value, list):
+        value = tuple(tuple(row) if isinstance(row, list) else row for row in value)
+    if isinstance(default, (bool, int, float)):
+        if not isinstance(value, (bool, int, float)) or type(default)(value) != value:
+            raise InputError(
+                f"{described} takes {'yes or no' if isinstance(default, bool) else 'a number'} as {name}, like "
+                f"{default!r}, but got {value!r}."
+            )
+        value = type(default)(value)
+    try:
+        hash(value)
+    except TypeError:
+        raise InputError(f"{described} takes numbers, texts and lists of them, but {name} is {value!r}.") from None
+    return value
+
+
+def _build(source: Any, parameters: dict[str, Any]) -> tuple[Any, Any]:
+    """Gymnax's environment and its params."""
+    # Made for good even if a traced function asks first: the arrays inside must not belong to its trace.
+    with jax.ensure_compile_time_eval():
+        if not isinstance(source, str):
+            return source, _replaced(source.default_params, parameters)
+        try:
+            env, params = _gymnax().make(source)
+            of_params = {field.name for field in fields(params)}
+            of_class = {name: value for name, value in parameters.items() if name not in of_params}
+            if of_class:
+                env, params = _gymnax().make(source, **of_class)
+        except Exception as error:
+            raise InputError(f"gymnax:{source} could not be made ({type(error).__name__}: {error}).") from error
+        return env, _replaced(params, {name: value for name, value in parameters.items() if name in of_params})
+
+
+def _replaced(params: Any, changes: dict[str, Any]) -> Any:
+    arrays = {name for name in changes if isinstance(getattr(params, name), (np.ndarray, jax.Array))}
+    return params.replace(**{name: jnp.asarray(v) if name in arrays else v for name, v in changes.items()})
+
+
+def _space(space: Any) -> Space:
+    """A space of Gymnax's as one of ours."""
+    spaces = _gymnax().environments.spaces
+    match space:
+        case spaces.Discrete():
+            return Discrete(int(space.n))
+        case spaces.Box():
+            dtype = np.float32 if jnp.issubdtype(space.dtype, jnp.floating) else np.int32
+            return _box(space, space.shape, dtype)
+        case spaces.Dict():
+            return Dict({name: _space(inner) for name, inner in space.spaces.items()})
+    raise InputError(
+        f"Gymnax's space {type(space).__name__} has no counterpart here: give an environment with a Box, a Discrete or "
+        "a Dict of these."
+    )
+
+
+def _observation_space(space: Any, observed: PyTree, loose: bool, masks: bool) -> Space:
+    """The space of what is really observed, since Gymnax's spaces are not always right about it."""
+    spaces = _gymnax().environments.spaces
+    if isinstance(space, spaces.Dict):
+        inner = space.spaces.items()
+        return Dict({name: _observation_space(part, observed[name], loose, masks) for name, part in inner})
+    if not isinstance(space, spaces.Box):
+        return _space(space)
+    if masks and len(observed.shape) == 3:
+        return Box(0, 1, observed.shape, np.int8)
+    whole = not any(jnp.issubdtype(dtype, jnp.floating) for dtype in (space.dtype, observed.dtype))
+    if loose:
+        return Box(-np.inf, np.inf, observed.shape)
+    return _box(space, observed.shape, np.int32 if whole else np.float32)
+
+
+def _box(space: Any, shape: tuple[int, ...], dtype: Any) -> Box:
+    """A box with the bounds of one of Gymnax's, which writes the largest float32 where there is no bound."""
+    largest = np.finfo(np.float32).max
+    low, high = np.asarray(space.low), np.asarray(space.high)
+    return Box(np.where(low <= -largest, -np.inf, low), np.where(high >= largest, np.inf, high), shape, dtype)
+
+
+def _observation(space: Space, obs: PyTree) -> PyTree:
+    """An observation with the dtypes of its space."""
+    if isinstance(space, Dict):
+        return {name: _observation(inner, obs[name]) for name, inner in space.spaces.items()}
+    return jnp.asarray(obs, space.dtype)
+
+
+def _gymnax() -> ModuleType:
+    return load("gymnax", extra="gymnax")

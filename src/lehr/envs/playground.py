@@ -1,0 +1,170 @@
+"""MuJoCo Playground: `make("playground:CartpoleBalance")`.
+
+A parameter is an entry of the task's own configuration, with dots into its parts: `make("playground:CartpoleBalance",
+ctrl_dt=0.02, **{"vision_config.nworld": 64})`. Two of them are Lehr's to apply: `episode_length`, in steps of the task,
+becomes a `TimeLimit`, and `action_repeat` an `ActionRepeat`. `impl` is "jax" unless given: it runs on every device,
+where Playground's own default, "warp", needs an NVIDIA GPU.
+
+The DeepMind Control suite comes with the package. The locomotion and manipulation tasks need the robot models of MuJoCo
+Menagerie, which Playground downloads on their first use; Lehr asks for that download instead of starting it.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.envs.base import NEVER, Environment
+from lehr.envs.optional import by_their_rules, hashable, load, settled
+from lehr.envs.wrappers import ActionRepeat, TimeLimit
+from lehr.errors import InputError, closest
+from lehr.spaces import Box, Dict, Space
+from lehr.types import Key, PyTree, Timestep
+
+
+@dataclass(frozen=True)
+class Playground(Environment):
+    """A task of Playground's: equal to another if it holds the same instance, and `make` keeps one for each task.
+
+    The observation is Playground's, a vector or a `Dict` with entries such as `state` and `privileged_state`. The
+    action is in [-1, 1]. `done` is a termination. Where it comes from a simulation that diverged, what is not finite in
+    the last observation and reward is 0. The metrics of the task are in `info`. The state is Playground's `State`.
+    """
+
+    truncation_gap: ClassVar[int] = NEVER
+    environments_per_reset: ClassVar[int] = 16
+    env: Any = field(repr=False)
+    name: str = field(compare=False)
+    observation_space: Space = field(compare=False, repr=False)
+    action_space: Box = field(compare=False, repr=False)
+
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        with by_their_rules():
+            state = settled(self.env.reset(key))
+        return state, _plain(state.obs)
+
+    def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
+        """Act once; the key is not used, for Playground carries its own in the state."""
+        state = jax.tree.map(lambda x: x, state)  # a task writes into the dicts of the state that it is given
+        with by_their_rules():
+            state = settled(self.env.step(state, action))
+        done = state.done > 0.5
+        obs, reward = jax.tree.map(
+            lambda x: jnp.where(done & ~jnp.isfinite(x), 0, x) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+            (_plain(state.obs), state.reward.astype(jnp.float32)),
+        )
+        return state, Timestep(obs, reward, done, jnp.zeros_like(done), dict(state.metrics))
+
+
+def names() -> list[str]:
+    """The names of all suites, those that need a download included."""
+    return sorted(_playground().registry.ALL_ENVS)
+
+
+def make(name: str, **parameters: Any) -> Environment:
+    """A task by its name, with its standard action repeat and time limit applied.
+
+    >>> make("CartpoleBalance", episode_length=250)  # doctest: +SKIP
+    TimeLimit(env=Playground(name='CartpoleBalance'), max_steps=250)
+    """
+    if name not in names():
+        raise InputError(f"Playground has no environment {name!r}; {closest(name, names())}")
+    playground = _playground()
+    if name not in playground.dm_control_suite.ALL_ENVS and not _menagerie_path().exists():
+        raise InputError(
+            f"playground:{name} needs the robot models of MuJoCo Menagerie, which are not here yet: with a network, "
+            f"run python -c \"from mujoco_playground import registry; registry.load('{name}')\" once to download them."
+        )
+    config = playground.registry.get_default_config(name)
+    known = dict(_entries(config))
+    for parameter in parameters:
+        if parameter not in known:
+            raise InputError(f"playground:{name} has no parameter {parameter!r}; {closest(parameter, known)}")
+    if "impl" in known:
+        parameters = {"impl": "jax", **parameters}
+    if parameters.get("impl") == "warp":
+        load("warp", extra="playground")
+    limits = {limit: parameters.pop(limit, known.get(limit)) for limit in ("episode_length", "action_repeat")}
+    overrides = tuple(sorted((key, hashable(f"playground:{name}", key, value)) for key, value in parameters.items()))
+    return adapt(_load(name, overrides), name=name, **limits)
+
+
+def adapt(
+    env: Any, episode_length: int | None = None, action_repeat: int | None = None, name: str | None = None
+) -> Environment:
+    """An instance of a Playground environment, an `MjxEnv`; what is not given is as in the instance's configuration."""
+    wrapper = _playground().wrapper
+    if isinstance(env, wrapper.BraxAutoResetWrapper | wrapper.BraxDomainRandomizationVmapWrapper):
+        raise InputError(
+            f"{type(env).__name__} resets or batches by itself: give the environment inside it, env.unwrapped."
+        )
+    config = getattr(env, "_config", {})
+    episode_length = config.get("episode_length") if episode_length is None else episode_length
+    action_repeat = config.get("action_repeat", 1) if action_repeat is None else action_repeat
+    space = _observation_space(env)
+    made: Environment = Playground(env, name or type(env).__name__, space, Box(-1, 1, (env.action_size,)))
+    if action_repeat != 1:
+        made = ActionRepeat(made, action_repeat)
+    # The length counts steps of the task: the last action of an episode may be repeated past it, as in Playground.
+    return made if episode_length is None else TimeLimit(made, -(-episode_length // made.env_steps_per_step))
+
+
+def _playground() -> ModuleType:
+    return load("mujoco_playground", extra="playground")
+
+
+def _menagerie_path() -> Any:
+    return load("mujoco_playground._src.mjx_env", extra="playground").MENAGERIE_PATH
+
+
+@functools.cache
+def _load(name: str, overrides: tuple[tuple[str, Any], ...]) -> Any:
+    """One instance for each name and configuration, so that equal environments share their compiled programs."""
+    try:
+        with by_their_rules():
+            return _playground().registry.load(name, config_overrides=dict(overrides))
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in overrides)
+        raise InputError(f"playground:{name} cannot be made with {given}: {error}") from error
+    except AttributeError as error:
+        version = load("mujoco", extra="playground").__version__
+        raise InputError(
+            f"playground:{name} does not work with the mujoco {version} that is installed ({error}): choose another "
+            "task, or other versions of mujoco, mujoco-mjx and playground."
+        ) from error
+
+
+@functools.cache
+def _observation_space(env: Any) -> Space:
+    """The space of what a reset gives, found without computing one."""
+
+    def space(obs: Any) -> Space:
+        if isinstance(obs, Mapping):
+            return Dict({key: space(part) for key, part in obs.items()})
+        if np.issubdtype(obs.dtype, np.integer):
+            limits = np.iinfo(obs.dtype)
+            return Box(limits.min, limits.max, obs.shape, obs.dtype)
+        return Box(-np.inf, np.inf, obs.shape, obs.dtype)
+
+    with by_their_rules():
+        return space(jax.eval_shape(lambda key: env.reset(key).obs, jax.random.key(0)))
+
+
+def _plain(obs: PyTree) -> PyTree:
+    """The same observation with plain dicts, whichever mappings a task uses."""
+    return {key: _plain(part) for key, part in obs.items()} if isinstance(obs, Mapping) else obs
+
+
+def _entries(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of a nested configuration, with dots in their names."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) or hasattr(value, "items"):
+            yield from _entries(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
