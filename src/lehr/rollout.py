@@ -267,9 +267,9 @@ def values(network: ActorCriticNetwork, params: PyTree, obs: PyTree) -> jax.Arra
     carry = network.initial_carry((0,))
     steps, size = jax.tree.leaves(obs)[0].shape[:2]
     together = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * size <= VALUE_ROWS))
-    pieces = jax.tree.map(lambda x: x.reshape(steps // together, together, *x.shape[1:]), obs)
-    if together == steps:
+    if together == steps or network.is_fused(obs):
         return network.value(params, carry, obs)
+    pieces = jax.tree.map(lambda x: x.reshape(steps // together, together, *x.shape[1:]), obs)
     return jax.lax.map(lambda piece: network.value(params, carry, piece), pieces).reshape(steps, size)
 
 

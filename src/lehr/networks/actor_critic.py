@@ -101,22 +101,40 @@ class ActorCritic(nnx.Module):
 
     def act(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
         """The policy alone."""
+        if outputs := self._fused(obs, "policy"):
+            return carry, self.policy_head.distribution(outputs[0])
         carry, features = self.trunk.actor(reset_carry(carry, reset), obs)
         return carry, self.policy_head(features)
 
     def value(self, carry: Carry, obs: PyTree) -> jax.Array:
         """The value alone."""
+        if outputs := self._fused(obs, "value"):
+            return outputs[0][..., 0]
         return self.value_head(self.trunk.critic(carry, obs))[..., 0]
 
     def step(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Policy and value."""
+        if outputs := self._fused(obs, "policy", "value"):
+            return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
         carry, actor, critic = self.trunk.step(reset_carry(carry, reset), obs)
         return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Policy and value over `T` steps."""
+        if outputs := self._fused(obs, "policy", "value"):
+            return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
         return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+
+    def _fused(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
+        """The outputs of the policy's layer, the value's, or both, by one kernel; `None` where plain JAX is to do it.
+
+        With a `Twin` nothing is remembered, so that the carry stays as it is.
+        """
+        if not isinstance(self.trunk, Twin):
+            return None
+        heads = {"policy": (0, self.policy_head.layer), "value": (1, self.value_head)}
+        return self.trunk.fused(obs, dict(heads[name] for name in names))
 
 
 class ActorCriticNetwork(Network[ActorCritic]):
@@ -160,6 +178,25 @@ class ActorCriticNetwork(Network[ActorCritic]):
     ) -> tuple[Carry, Distribution, jax.Array]:
         """The last carry, the policy `[T, N]` and the value `[T, N]`, from the carry before the first step."""
         return self.bind(params).unroll(carry, obs, reset)
+
+    def is_fused(self, obs: PyTree) -> bool:
+        """Whether one kernel evaluates these observations, so that no activations are written to memory."""
+        trunk = self.module.trunk
+        return isinstance(trunk, Twin) and trunk.is_fused(obs, self.module.value_head.out_features)
+
+    def part(self, params: Params) -> tuple[Params, Params]:
+        """The parameters that the policy depends on and those that the value does; refused where they share a torso."""
+        actor, critic = self.module.trunk.part(params.get("trunk", {}))
+        return (
+            {"trunk": actor, "policy_head": params["policy_head"]},
+            {"trunk": critic, "value_head": params["value_head"]},
+        )
+
+    def join(self, actor: Params, critic: Params) -> Params:
+        """The parameters that were parted."""
+        trunk = self.module.trunk.join(actor["trunk"], critic["trunk"])
+        heads = {"policy_head": actor["policy_head"], "value_head": critic["value_head"]}
+        return {**heads, "trunk": trunk} if trunk else heads
 
 
 def actor_critic(

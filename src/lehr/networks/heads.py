@@ -20,9 +20,17 @@ class CategoricalHead(nnx.Module):
         out_features = space.n if isinstance(space, Discrete) else sum(space.nvec)
         self.logits = linear(in_features, out_features, gain=0.01, rngs=rngs)
 
+    @property
+    def layer(self) -> nnx.Linear:
+        """The layer from features to logits."""
+        return self.logits
+
     def __call__(self, features: jax.Array) -> Distribution:
         """Features `[..., F]` to a distribution with batch axes `[...]`."""
-        logits = self.logits(features)
+        return self.distribution(self.layer(features))
+
+    def distribution(self, logits: jax.Array) -> Distribution:
+        """What the layer gives, as a distribution."""
         return Categorical(logits) if self.nvec is None else MultiCategorical(logits, self.nvec)
 
 
@@ -57,13 +65,22 @@ class NormalHead(nnx.Module):
             self.mean = linear(in_features, size, gain=0.01, rngs=rngs)
             self.log_std = nnx.Param(jnp.full(size, initial_log_std))
 
+    @property
+    def layer(self) -> nnx.Linear:
+        """The layer from features to the mean, or to the mean and the change of log σ."""
+        return self.mean_and_log_std if self.state_dependent_std else self.mean
+
     def __call__(self, features: jax.Array) -> Distribution:
         """Features `[..., F]` to a distribution with batch axes `[...]`."""
+        return self.distribution(self.layer(features))
+
+    def distribution(self, outputs: jax.Array) -> Distribution:
+        """What the layer gives, as a distribution."""
         if self.state_dependent_std:
-            mean, change = jnp.split(self.mean_and_log_std(features), 2, -1)
+            mean, change = jnp.split(outputs, 2, -1)
             log_std = jnp.clip(self.initial_log_std + change, *LOG_STD_RANGE)
         else:
-            mean = self.mean(features)
+            mean = outputs
             log_std = jnp.broadcast_to(self.log_std[...], mean.shape)
         return Normal(mean, log_std) if self.bounds is None else TanhNormal(mean, log_std, *self.bounds)
 

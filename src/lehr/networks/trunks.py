@@ -7,15 +7,21 @@ All three share one protocol. A carry is `{"actor": ..., "critic": ...}`, each p
 - `critic(carry, obs)`: the critic's features alone;
 - `step(carry, obs)`: the next carry and the features of both;
 - `unroll(carry, obs, reset)`: the same for `[T, N]`, see `lehr.networks.memory`;
+- `part(params)`: the parameters of the actor and of the critic; `join(actor, critic)`: the way back;
 - `is_recurrent`, `critic_is_recurrent`: whether either, or the critic, remembers; `out_features`: sizes for both.
 """
 
-from typing import Any, TypeAlias
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from lehr.networks.build import Stacked
+from lehr.errors import InputError
+from lehr.networks import fused
+from lehr.networks.build import Params, Stacked
 from lehr.networks.memory import GRU, LSTM, MinGRU
 from lehr.networks.observations import View
 from lehr.networks.torsos import CNN, MLP
@@ -23,6 +29,8 @@ from lehr.types import PyTree
 
 Carry: TypeAlias = dict[str, Any]
 """`{"actor": ..., "critic": ...}`."""
+
+_SHARED = "Actor and critic share one torso, but this algorithm changes one without the other; set shared=False."
 
 
 class Torso(nnx.Module):
@@ -85,6 +93,14 @@ class Shared(nnx.Module):
         memory, features = self.torso.unroll(carry["actor"], obs, reset)
         return {"actor": memory, "critic": ()}, features, features
 
+    def part(self, params: Params) -> tuple[Params, Params]:
+        """Refused: there is no torso that is the actor's alone."""
+        raise InputError(_SHARED)
+
+    def join(self, actor: Params, critic: Params) -> Params:
+        """Refused, as `part` is."""
+        raise InputError(_SHARED)
+
 
 class Separate(nnx.Module):
     """A torso each, of any kind."""
@@ -124,6 +140,14 @@ class Separate(nnx.Module):
         critic_memory, critic = self.critic_torso.unroll(carry["critic"], obs, reset)
         return {"actor": actor_memory, "critic": critic_memory}, actor, critic
 
+    def part(self, params: Params) -> tuple[Params, Params]:
+        """The torso of each."""
+        return params.get("actor_torso", {}), params.get("critic_torso", {})
+
+    def join(self, actor: Params, critic: Params) -> Params:
+        """Both torsos; one without a layer has no entry."""
+        return {name: torso for name, torso in (("actor_torso", actor), ("critic_torso", critic)) if torso}
+
 
 class Twin(nnx.Module):
     """Separate MLPs of equal sizes on the same vector, evaluated together: see `Stacked` for the reason.
@@ -157,3 +181,36 @@ class Twin(nnx.Module):
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
         """The features of both."""
         return self.step(carry, obs)
+
+    def is_fused(self, obs: PyTree, out_features: int) -> bool:
+        """Whether one kernel evaluates these observations, heads with so many outputs included."""
+        if not fused.is_possible():
+            return False
+        (x,), mlp = self.view.inputs(obs), cast(MLP, self.mlps.stack)
+        sizes = (*(layer.in_features for layer in mlp.layers), mlp.out_features, out_features)
+        is_plain = not mlp.norms and all(layer.dtype == jnp.float32 for layer in mlp.layers)
+        return is_plain and fused.applies(math.prod(x.shape[:-1]), sizes)
+
+    def fused(self, obs: PyTree, heads: Mapping[int, nnx.Linear]) -> tuple[jax.Array, ...] | None:
+        """What heads give on top of some slices, by one kernel for all of it; `None` where that does not apply."""
+        widths = [head.out_features for head in heads.values()]
+        if not self.is_fused(obs, max(widths)):
+            return None
+        (x,), mlp = self.view.inputs(obs), cast(MLP, self.mlps.stack)
+        slices = slice(min(heads), max(heads) + 1)
+        layers = [_weights(layer, slices) for layer in mlp.layers]
+        last = fused.stack_heads([_weights(head) for head in heads.values()])
+        outputs = fused.fused_mlp(x, [*layers, last], mlp.activation)
+        return tuple(output[..., :width] for output, width in zip(outputs, widths, strict=True))
+
+    def part(self, params: Params) -> tuple[Params, Params]:
+        """The two slices."""
+        return jax.tree.map(lambda x: x[0], params), jax.tree.map(lambda x: x[1], params)
+
+    def join(self, actor: Params, critic: Params) -> Params:
+        """The two slices, stacked again."""
+        return jax.tree.map(lambda *slices: jnp.stack(slices), actor, critic)
+
+
+def _weights(layer: nnx.Linear, slices: Any = ...) -> fused.Layer:
+    return layer.kernel[slices], cast(nnx.Param, layer.bias)[slices]

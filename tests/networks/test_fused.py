@@ -1,0 +1,251 @@
+"""The fused MLP, its kernels interpreted, against the same layers in plain JAX."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lehr.algorithms import ppo, trpo
+from lehr.networks import NetworkConfig, actor_critic, fused
+from lehr.networks.torsos import ACTIVATIONS
+from lehr.spaces import Box, Discrete
+from lehr.types import Rollout
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setattr(fused, "INTERPRET", True)
+    monkeypatch.setattr(fused, "ENABLED", False)
+    monkeypatch.setattr(fused, "BLOCK_ROWS", 32)
+    monkeypatch.setattr(fused, "BACKWARD_BLOCK_ROWS", 16)
+    monkeypatch.setattr(fused, "PROGRAMS", 4)
+    monkeypatch.setattr(fused, "MIN_ROWS", 1)
+
+
+def make(sizes, *lead, seed=0):
+    """Layers of random weights, `[*lead, i, o]` and `[*lead, o]`."""
+    rng = np.random.default_rng(seed)
+    return [
+        (jnp.asarray(rng.normal(size=(*lead, i, o)) / i**0.5, jnp.float32), jnp.asarray(rng.normal(size=(*lead, o)), jnp.float32))
+        for i, o in itertools.pairwise(sizes)
+    ]  # fmt: skip
+
+
+def rows(*shape, seed=1):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def plain(x, layers, activation):
+    *hidden, (kernel, bias) = layers
+    for k, b in hidden:
+        y = x @ k
+        x = ACTIVATIONS[activation](y + jnp.broadcast_to(b, y.shape))
+    y = x @ kernel
+    return y + jnp.broadcast_to(bias, y.shape)
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    """Relative to the largest element: sums over rows cancel."""
+
+    def check(a, b):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * float(jnp.max(jnp.abs(b))))
+
+    jax.tree.map(check, found, expected)
+
+
+def outputs_and_gradients(function, x, layers, wants_dx=True):
+    """Outputs, and gradients with respect to the layers and, if asked for, the inputs."""
+
+    @jax.jit
+    def both(x, layers):
+        outputs, pull = (
+            jax.vjp(function, x, layers) if wants_dx else jax.vjp(lambda layers: function(x, layers), layers)
+        )
+        return outputs, pull(rows(*outputs.shape, seed=2))
+
+    return both(x, layers)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "activation"),
+    [
+        (77, (1, 64, 32, 1), "tanh"),
+        (33, (20, 128, 128, 6), "relu"),
+        (1, (17, 48, 3), "gelu"),
+    ],
+)
+def test_outputs_and_gradients_equal_plain_jax(count, sizes, activation):
+    x, layers = rows(count, sizes[0]), make(sizes)
+    found = outputs_and_gradients(lambda x, layers: fused.fused_mlp(x, layers, activation), x, layers)
+    expected = outputs_and_gradients(lambda x, layers: plain(x, layers, activation), x, layers)
+    assert_close(found, expected)
+
+
+def test_two_networks_are_evaluated_together_and_a_population_is_a_vmap():
+    x, layers = rows(3, 5, 8, 4), make((4, 16, 16, 2), 3, 2)
+
+    def evaluate(function):
+        return outputs_and_gradients(jax.vmap(function), x, layers, wants_dx=False)
+
+    found = evaluate(lambda x, layers: fused.fused_mlp(x, layers, "tanh"))
+    assert found[0].shape == (3, 2, 5, 8, 2)
+    assert_close(found, evaluate(lambda x, layers: jax.vmap(lambda layers: plain(x, layers, "tanh"))(layers)))
+
+
+def test_a_population_may_share_its_inputs():
+    x, layers = rows(40, 4), make((4, 16, 16, 2), 3)
+    found = jax.jit(jax.vmap(lambda layers: fused.fused_mlp(x, layers, "tanh")))(layers)
+    assert_close(found, jax.vmap(lambda layers: plain(x, layers, "tanh"))(layers))
+
+
+def test_inputs_are_not_differentiated_unless_asked_for(monkeypatch):
+    x, layers, wanted = rows(40, 4), make((4, 16, 16, 2)), []
+    backward = fused._backward
+    monkeypatch.setattr(
+        fused, "_backward", lambda *a, wants_dx: (wanted.append(wants_dx), backward(*a, wants_dx=wants_dx))[1]
+    )
+    for argnums in (0, 1, (0, 1)):
+        jax.eval_shape(jax.grad(lambda layers, x: jnp.sum(fused.fused_mlp(x, layers, "tanh")), argnums), layers, x)
+    assert wanted == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_and_their_derivatives(name):
+    z = jnp.linspace(-5.0, 5.0, 100)
+    activate, derivative = fused._ACTIVATIONS[name]
+    np.testing.assert_allclose(activate(z), ACTIVATIONS[name](z), rtol=1e-6)
+    np.testing.assert_allclose(
+        derivative(z, activate(z)), jax.vmap(jax.grad(ACTIVATIONS[name]))(z), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_every_other_platform_takes_plain_jax(monkeypatch):
+    monkeypatch.setattr(fused, "INTERPRET", False)
+    x, layers = rows(40, 4), make((4, 16, 16, 2))
+    found = outputs_and_gradients(lambda x, layers: fused.fused_mlp(x, layers, "tanh"), x, layers)
+    assert_close(found, outputs_and_gradients(lambda x, layers: plain(x, layers, "tanh"), x, layers))
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_the_kernels_lower_for_cuda(monkeypatch):
+    monkeypatch.setattr(fused, "INTERPRET", False)
+    x, layers = rows(100, 4), make((4, 64, 64, 2), 2)
+    loss = jax.jit(jax.grad(lambda layers, x: jnp.sum(jnp.square(fused.fused_mlp(x, layers, "tanh")))))
+    try:
+        text = loss.trace(layers, x).lower(lowering_platforms=("cuda",)).as_text()
+    except RuntimeError as error:
+        pytest.skip(f"this JAX lowers for a GPU only where there is one: {error}")
+    assert "fused_mlp_forward" in text or "_forward_kernel" in text
+    assert "fused_mlp_backward" in text or "_backward_kernel" in text
+
+
+# --- in an actor-critic
+
+
+def evaluate(network, params, obs):
+    carry, reset = network.initial_carry((len(obs),)), jnp.zeros(len(obs), bool)
+    step = network.step(params, carry, obs, reset)[1:]
+    unroll = network.unroll(params, carry, obs[None], reset[None])[1:]
+    return network.act(params, carry, obs, reset)[1], network.value(params, carry, obs), step, unroll
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What is evaluated by the kernels from now on, as one entry for each forward and each backward kernel."""
+    found = []
+    monkeypatch.setattr(fused, "_forward", lambda *a, f=fused._forward: (found.append("forward"), f(*a))[1])
+    monkeypatch.setattr(
+        fused, "_backward", lambda *a, f=fused._backward, **k: (found.append("backward"), f(*a, **k))[1]
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("action_space", "changes"),
+    [(Discrete(3), {}), (Box(-1, 1, (2,)), {"activation": "relu", "state_dependent_std": True})],
+    ids=["discrete", "box"],
+)
+def test_an_actor_critic_gives_the_same(monkeypatch, calls, action_space, changes):
+    config = NetworkConfig(hidden_sizes=(16, 16), **changes)
+    network, params = actor_critic(Box(-1, 1, (4,)), action_space, config, jax.random.key(0))
+    obs = rows(5, 4)
+    expected = evaluate(network, params, obs)
+    monkeypatch.setattr(fused, "ENABLED", True)
+    with fused.disabled():
+        jax.eval_shape(lambda: evaluate(network, params, obs))
+    assert calls == []
+    assert_close(jax.jit(lambda params: evaluate(network, params, obs))(params), expected)
+    assert calls == ["forward"] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows_needed"),
+    [
+        ({"layer_norm": True}, 1),
+        ({"dtype": "bfloat16"}, 1),
+        ({"hidden_sizes": (16,)}, 1),
+        ({"hidden_sizes": (256, 256)}, 1),
+        ({"shared": True}, 1),
+        ({}, 6),
+    ],
+)
+def test_other_networks_stay_as_they_are(monkeypatch, changes, rows_needed):
+    monkeypatch.setattr(fused, "ENABLED", True)
+    monkeypatch.setattr(fused, "MIN_ROWS", rows_needed)
+    monkeypatch.setattr(fused, "fused_mlp", None)
+    config = NetworkConfig(**{"hidden_sizes": (16, 16), **changes})
+
+    def evaluated():
+        network, params = actor_critic(Box(-1, 1, (4,)), Discrete(2), config, jax.random.key(0))
+        return evaluate(network, params, rows(5, 4))
+
+    jax.eval_shape(evaluated)
+
+
+def learning(algorithm, config, **coef):
+    """A function of parameters that makes one update, and parameters to begin with."""
+    network, params = actor_critic(
+        Box(-1, 1, (4,)), Discrete(2), NetworkConfig(hidden_sizes=(16, 16)), jax.random.key(0)
+    )
+    rng = np.random.default_rng(0)
+    noise, no = rng.normal(size=(3, 6, 5)).astype(np.float32), np.zeros((6, 5), bool)
+    rollout = Rollout(
+        obs=rows(6, 5, 4),
+        action=jnp.asarray(rng.integers(2, size=(6, 5)), jnp.int32),
+        log_prob=jnp.full((6, 5), np.log(0.5), jnp.float32),
+        reward=noise[0],
+        value=noise[1],
+        next_value=noise[2],
+        terminated=no,
+        done=no,
+        reset=no,
+        valid=(),
+        carry=network.initial_carry((5,)),
+    )
+    made = algorithm.Algorithm(config, network)
+    coef = {
+        name: jnp.float32(value)
+        for name, value in {"discount": 0.9, "gae_lambda": 0.9, "entropy_coef": 0.01, **coef}.items()
+    }
+    return lambda params: made.learn(made.init(params), rollout, coef, jax.random.key(1))[0].params, params
+
+
+def test_an_update_of_ppo_is_the_same(monkeypatch, calls):
+    coef = {"learning_rate": 0.01, "value_coef": 0.5, "clip_range": 0.2, "max_grad_norm": 0.5}
+    update, params = learning(ppo, ppo.Config(epochs=2, minibatches=1, optimiser="sgd"), **coef)
+    expected = jax.jit(update)(params)
+    monkeypatch.setattr(fused, "ENABLED", True)
+    jax.clear_caches()
+    found = jax.jit(lambda params: update(params))(params)
+    assert "backward" in calls
+    assert_close(jax.tree.map(jnp.subtract, found, params), jax.tree.map(jnp.subtract, expected, params), 1e-4)
+
+
+def test_an_update_of_trpo_which_differentiates_forward_can_be_traced(monkeypatch, calls):
+    coef = {"value_learning_rate": 0.01, "target_kl": 0.01, "damping": 0.1, "line_search_shrink": 0.5}
+    update, params = learning(trpo, trpo.Config(value_epochs=1, value_minibatches=1), **coef)
+    monkeypatch.setattr(fused, "ENABLED", True)
+    jax.eval_shape(update, params)
+    assert "backward" in calls
