@@ -1,7 +1,8 @@
 """The returns that others publish, with their budget, beside ours.
 
     python bench/references.py                 all rows
-    python bench/references.py pendulum        those whose name holds a word
+    python bench/references.py trpo            those of an algorithm
+    python bench/references.py a2c pendulum    those that hold all of some words
 
 "Meets" means: with the same budget the mean over our seeds is not below theirs minus one of their standard deviations.
 CleanRL's figures are of the policy that trains, so ours are of sampled actions; SB3's are of the most probable ones.
@@ -21,7 +22,7 @@ import lehr
 class Row(NamedTuple):
     """A published figure, and the settings that we meet it with."""
 
-    name: str
+    algorithm: str
     env: str
     total_steps: int
     published: float
@@ -42,32 +43,87 @@ PENDULUM = {
     "discount": 0.95,
     "entropy_coef": 0.0,
 }
-MOUNTAIN_CAR_CONTINUOUS = {
+SLOW_CAR = {
     "num_envs": 4,
+    "action_repeat": 20,
+    "discount": 0.95,
+    "initial_log_std": 0.5,
+    "normalise_observations": True,
+}
+MOUNTAIN_CAR_CONTINUOUS = {
+    **SLOW_CAR,
     "horizon": 25,
     "minibatches": 4,
     "epochs": 10,
-    "action_repeat": 20,
     "learning_rate": 1e-3,
-    "discount": 0.95,
     "entropy_coef": "0.01 -> 0",
-    "normalise_observations": True,
-    "initial_log_std": 0.5,
 }
+A2C_ACROBOT = {
+    "num_envs": 16,
+    "horizon": 32,
+    "optimiser": "adam",
+    "learning_rate": "6e-3 -> 0",
+    "gae_lambda": 0.95,
+    "standardise_advantages": True,
+}
+A2C_PENDULUM = {
+    "num_envs": 16,
+    "horizon": 16,
+    "optimiser": "adam",
+    "learning_rate": "3e-3 -> 0",
+    "value_coef": 2.0,
+    "discount": "0.9 -> 0.95",
+    "gae_lambda": 0.95,
+    "entropy_coef": "0.1 -> 0",
+    "standardise_advantages": True,
+    "normalise_rewards": True,
+}
+A2C_MOUNTAIN_CAR_CONTINUOUS = {
+    **SLOW_CAR,
+    "horizon": 10,
+    "optimiser": "adam",
+    "learning_rate": "5e-3 -> 0",
+    "gae_lambda": 0.95,
+    "normalise_rewards": True,
+}
+TRPO_MOUNTAIN_CAR_CONTINUOUS = {
+    **SLOW_CAR,
+    "horizon": 50,
+    "action_repeat": 10,
+    "discount": 0.98,
+    "target_kl": 0.05,
+    "value_minibatches": 4,
+}
+TRPO_ACROBOT = {"num_envs": 16, "horizon": 64, "target_kl": "0.05 -> 0.005"}
+TRPO_PENDULUM = {
+    "num_envs": 4,
+    "horizon": 512,
+    "target_kl": "0.05 -> 0.01",
+    "discount": "0.9 -> 0.97",
+    "value_learning_rate": "2e-3 -> 5e-4",
+    "value_epochs": 20,
+    "value_minibatches": 32,
+}
+
+
+def zoo(algorithm: str, env: str, total_steps: int, published: float, settings: dict[str, Any]) -> Row:
+    """A row of SB3 Zoo: one run, so without a deviation."""
+    return Row(algorithm, env, total_steps, published, 0.0, "SB3 Zoo", GREEDY, settings)
+
+
 ROWS = [
-    Row("cartpole", "CartPole-v1", 500_000, 490.0, 6.1, "CleanRL", SAMPLED, CLASSIC),
-    Row("acrobot", "Acrobot-v1", 500_000, -86.4, 1.3, "CleanRL", SAMPLED, CLASSIC),
-    Row("pendulum", "Pendulum-v1", 100_000, -172.0, 0.0, "SB3 Zoo", GREEDY, PENDULUM),
-    Row(
-        "mountaincar-continuous",
-        "MountainCarContinuous-v0",
-        20_000,
-        88.3,
-        0.0,
-        "SB3 Zoo",
-        GREEDY,
-        MOUNTAIN_CAR_CONTINUOUS,
-    ),
+    Row("ppo", "CartPole-v1", 500_000, 490.0, 6.1, "CleanRL", SAMPLED, CLASSIC),
+    Row("ppo", "Acrobot-v1", 500_000, -86.4, 1.3, "CleanRL", SAMPLED, CLASSIC),
+    zoo("ppo", "Pendulum-v1", 100_000, -172.0, PENDULUM),
+    zoo("ppo", "MountainCarContinuous-v0", 20_000, 88.3, MOUNTAIN_CAR_CONTINUOUS),
+    zoo("a2c", "CartPole-v1", 500_000, 500.0, {}),
+    zoo("a2c", "Acrobot-v1", 500_000, -83.4, A2C_ACROBOT),
+    zoo("a2c", "Pendulum-v1", 1_000_000, -163.0, A2C_PENDULUM),
+    zoo("a2c", "MountainCarContinuous-v0", 100_000, 91.2, A2C_MOUNTAIN_CAR_CONTINUOUS),
+    zoo("trpo", "CartPole-v1", 100_000, 500.0, {}),
+    zoo("trpo", "Acrobot-v1", 100_000, -83.1, TRPO_ACROBOT),
+    zoo("trpo", "Pendulum-v1", 100_000, -175.0, TRPO_PENDULUM),
+    zoo("trpo", "MountainCarContinuous-v0", 50_000, 92.5, TRPO_MOUNTAIN_CAR_CONTINUOUS),
 ]
 SEEDS = 3
 
@@ -84,22 +140,26 @@ def measure(row: Row) -> str:
                 "tensorboard": False,
             }
             where = Path(folder) / "run"
-            run = lehr.train("ppo", row.env, total_steps=row.total_steps, seed=seed, run_dir=where, **settings)
+            run = lehr.train(row.algorithm, row.env, total_steps=row.total_steps, seed=seed, run_dir=where, **settings)
             found.append(run.final[row.metric])
     seconds = (time.perf_counter() - begin) / SEEDS
-    published = f"{row.published:g}" + (f" ± {row.deviation:g}" if row.deviation else "")
-    meets = "yes" if np.mean(found) >= row.published - row.deviation else "no"
-    ours = f"{np.mean(found):.1f} ± {np.std(found):.1f}"
-    each = ", ".join(f"{value:.1f}" for value in found)
-    steps = f"{row.total_steps // 1000}k"
-    return f"| {row.env} | {steps} | {published} ({row.source}) | {ours} | {each} | {meets} | {seconds:.0f} s |"
+    meets = np.mean(found) >= row.published - row.deviation
+    cells = (
+        row.algorithm.upper(),
+        row.env,
+        f"{row.total_steps // 1000}k",
+        f"{row.published:g}" + (f" ± {row.deviation:g}" if row.deviation else "") + f" ({row.source})",
+        f"{np.mean(found):.1f} ± {np.std(found):.1f}",
+        ", ".join(f"{value:.1f}" for value in found),
+        "yes" if meets else "no",
+        f"{seconds:.0f} s",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    print(
-        "| task | env steps | published | ours | each seed | meets | a run |\n|---|---|---|---|---|---|---|", flush=True
-    )
+    columns = ("algorithm", "task", "env steps", "published", "ours", "each seed", "meets", "a run")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
     for row in ROWS:
-        if wanted in row.name:
+        if all(word.lower() in f"{row.algorithm} {row.env}".lower() for word in sys.argv[1:]):
             print(measure(row), flush=True)

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.algorithms import ppo
+from lehr import algorithms
 from lehr.cli import main
 from lehr.config import describe
 from lehr.schedules import COEFFICIENTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES_OF_ALGORITHMS = {name: ROOT / "docs" / f"{name}.md" for name in algorithms.names()}
 figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
 COMMAND_LINES = [arguments for page in PAGES for arguments in figures["commands"](page)]
 
@@ -42,7 +43,7 @@ def test_python_of_the_pages(page):
     assert not failed, report.getvalue()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "ppo.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES_OF_ALGORITHMS.values()], ids=lambda page: page.name)
 def test_training_shown_in_the_pages(page, tmp_path, monkeypatch):
     """The block as it is shown, with a smaller budget."""
     (block,) = [block for block in blocks(page, "python") if "lehr.train" in block]
@@ -119,13 +120,15 @@ def test_table_of_coefficients_in_the_page():
         assert f"\n| `{entry.name}` | {aliases} | {entry.range_text} | {entry.description} |\n" in page
 
 
-def test_defaults_in_the_page_of_ppo():
-    page = (ROOT / "docs" / "ppo.md").read_text(encoding="utf-8")
-    for field in describe(ppo.Config):
+@pytest.mark.parametrize("algorithm", PAGES_OF_ALGORITHMS)
+def test_defaults_in_the_page_of_an_algorithm(algorithm):
+    page = PAGES_OF_ALGORITHMS[algorithm].read_text(encoding="utf-8")
+    config = algorithms.find(algorithm).Config
+    for field in describe(config):
         assert f"`{field.name}`" in page or f"{field.name}=" in page, field.name
-    defaults = {field.name: field.default for field in fields(ppo.Config)}
+    defaults = {field.name: field.default for field in fields(config)}
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", page, re.M)
-    assert len(rows) > 8
+    assert len(rows) >= 6
     for name, shown in rows:
         default = defaults[name]
         assert shown.strip("`") == ("none" if default is None else str(default)), name

@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lehr.types import Rollout
+
 
 def linear_recurrence(
     decay: jax.Array,
@@ -92,6 +94,21 @@ def gae(
     errors = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
     advantages = linear_recurrence(jnp.where(done, 0.0, discount * gae_lambda), errors)
     return advantages, advantages + values
+
+
+def advantages_of(
+    rollout: Rollout, discount: float | jax.Array, gae_lambda: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The advantages and returns of a rollout by `gae`, `[T, N]` each."""
+    return gae(
+        rollout.reward,
+        rollout.value,
+        rollout.next_value,
+        rollout.terminated,
+        rollout.done,
+        discount,
+        gae_lambda,
+    )
 
 
 def corrected_gae(

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from lehr.advantages import check_same_shape
-from lehr.types import Rollout
+from lehr.distributions import Distribution
+from lehr.types import Metrics, Rollout
 
 
 def validity(rollout: Rollout) -> jax.Array | None:
@@ -39,6 +40,26 @@ def standardise(advantages: jax.Array, weights: jax.Array | None = None, epsilon
     """
     centred = advantages - weighted_mean(advantages, weights)
     return centred / (jnp.sqrt(weighted_mean(jnp.square(centred), weights)) + epsilon)
+
+
+def policy_gradient_loss(log_prob: jax.Array, advantages: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """The loss whose gradient is the policy gradient: −mean A log π(a|s).
+
+    >>> float(policy_gradient_loss(jnp.array([-1.0, -2.0]), jnp.array([3.0, -1.0])))
+    0.5
+    """
+    check_same_shape(log_prob=log_prob, advantages=advantages)
+    return -weighted_mean(log_prob * advantages, weights)
+
+
+def surrogate_loss(log_ratio: jax.Array, advantages: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """TRPO's policy loss (Schulman et al., 2015): −mean ρ A, ρ = exp(log_ratio).
+
+    >>> float(surrogate_loss(jnp.log(jnp.array([2.0, 0.5])), jnp.array([1.0, -1.0])))
+    -0.75
+    """
+    check_same_shape(log_ratio=log_ratio, advantages=advantages)
+    return -weighted_mean(jnp.exp(log_ratio) * advantages, weights)
 
 
 def clipped_surrogate(
@@ -87,6 +108,16 @@ def clipped_value_loss(
     return 0.5 * weighted_mean(errors, weights)
 
 
+def total_loss(
+    policy_loss: jax.Array, critic_loss: jax.Array, entropy: jax.Array, coef: Metrics
+) -> tuple[jax.Array, Metrics]:
+    """L = L_policy + value_coef · L_value − entropy_coef · H, with its parts as metrics."""
+    bonus = coef["entropy_coef"] * entropy
+    total = policy_loss + coef["value_coef"] * critic_loss - bonus
+    parts = {"loss/total": total, "loss/policy": policy_loss, "loss/value": critic_loss, "loss/entropy": -bonus}
+    return total, parts
+
+
 def approximate_kl(log_ratio: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     """KL(μ ‖ π) from samples of μ, mean (ρ − 1 − log ρ) with ρ = π/μ: unbiased, and no sample is below 0.
 
@@ -118,3 +149,24 @@ def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array
 
     total = variance(returns)
     return jnp.where(total > 0, 1.0 - variance(returns - values) / jnp.where(total > 0, total, 1.0), 0.0)
+
+
+def policy_metrics(
+    policy: Distribution, entropy: jax.Array, log_ratio: jax.Array, weights: jax.Array | None = None
+) -> Metrics:
+    """What there is to watch of a policy: its mean entropy, its distance from the one that acted, its deviation."""
+    metrics = {"policy/entropy": entropy, "policy/approximate_kl": approximate_kl(log_ratio, weights)}
+    if (std := policy.std()) is not None:
+        metrics["policy/std"] = jnp.mean(std)
+    return metrics
+
+
+def rollout_metrics(rollout: Rollout, advantages: jax.Array, returns: jax.Array) -> Metrics:
+    """What there is to watch of a rollout, its advantages and returns `[T, N]`: how good its values were, and means."""
+    valid = validity(rollout)
+    return {
+        "value/explained_variance": explained_variance(rollout.value, returns, valid),
+        "value/mean": weighted_mean(rollout.value, valid),
+        "advantage/mean": weighted_mean(advantages, valid),
+        "return/mean": weighted_mean(returns, valid),
+    }

@@ -44,6 +44,16 @@ def shuffled(key: Key, length: int, count: int) -> jax.Array:
     return permutation(key, length).reshape(count, -1)
 
 
+def shuffled_epochs(key: Key, length: int, count: int, epochs: int) -> jax.Array:
+    """The minibatches of several passes, each in an order of its own: int32 `[epochs · count, length / count]`.
+
+    >>> sorted(shuffled_epochs(jax.random.key(0), length=3, count=3, epochs=2)[3:].ravel().tolist())
+    [0, 1, 2]
+    """
+    orders = jax.vmap(lambda key: shuffled(key, length, count))(jax.random.split(key, epochs))
+    return orders.reshape(epochs * count, -1)
+
+
 def take(rollout: PyTree, indices: jax.Array, axis: int) -> PyTree:
     """Gather along one axis of every leaf, `0 ≤ indices < its length`; the axes of `indices` take its place.
 

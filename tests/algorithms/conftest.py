@@ -25,7 +25,13 @@ MOST = 400
 SETTINGS: dict[str, Any] = {"num_envs": 8, "horizon": 8, "hidden_sizes": (16,), "recurrent_size": 8}
 """Small, for all algorithms; what an algorithm needs besides is below, under its name."""
 
-MORE_SETTINGS: dict[str, dict[str, Any]] = {"ppo": {"epochs": 2, "minibatches": 2}}
+MORE_SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo": {"epochs": 2, "minibatches": 2},
+    "trpo": {"value_epochs": 2, "value_minibatches": 2},
+}
+
+RATES: dict[str, str] = {"trpo": "value_learning_rate"}
+"""What an algorithm calls its learning rate, where that has another name."""
 
 EVERYTHING_ON: dict[str, dict[str, Any]] = {"ppo": {"minibatching": "prioritised", "advantage": "vtrace"}}
 """Settings with which an algorithm uses all of its coefficients, where its defaults do not."""
@@ -55,6 +61,8 @@ _names: dict[Any, tuple[str, ...]] = {}
 
 def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
     given = {**SETTINGS, **MORE_SETTINGS.get(algorithm, {}), **settings}
+    if "learning_rate" in given:
+        given[RATES.get(algorithm, "learning_rate")] = given.pop("learning_rate")
     return build([algorithms.find(algorithm).Config, NetworkConfig], given)
 
 
@@ -94,6 +102,12 @@ def advance():
 def quickly():
     """Options with which `jax.jit` compiles quickly."""
     return QUICKLY
+
+
+@pytest.fixture(scope="session")
+def rates():
+    """By algorithm, what it calls its learning rate, where that has another name."""
+    return RATES
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""PPO learns: seeded short runs that must reach a return, on environments small enough for two cores."""
+"""The algorithms learn: seeded short runs that must reach a return, on environments small enough for two cores."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.algorithms import ppo
+from lehr import algorithms
 from lehr.config import build
 from lehr.iteration import assemble, chunk, metric_names
 from lehr.networks import NetworkConfig
@@ -21,14 +21,15 @@ PENDULUM = {
     "normalise_observations": True,
     "normalise_rewards": True,
 }
+PENDULUM_TRPO = {"num_envs": 4, "horizon": 512, "discount": 0.9, "target_kl": 0.03, "value_minibatches": 32}
 MEMORY = {"num_envs": 64, "epochs": 4, "torso": "mingru", "recurrent_size": 64, "learning_rate": "5e-3 -> 0"}
 SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
 
 
-def returns(env, total_steps, seed=0, **settings):
+def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
     """The mean return of the episodes that ended in the last tenth of a run."""
-    config, network_config = build([ppo.Config, NetworkConfig], settings)
-    program, coefficients, state = assemble("ppo", env, config, network_config, total_steps, seed)
+    config, network_config = build([algorithms.find(algorithm).Config, NetworkConfig], settings)
+    program, coefficients, state = assemble(algorithm, env, config, network_config, total_steps, seed)
     updates = total_steps // program.steps_per_update
     column = metric_names(program, coefficients, state).index("episode/return")
     _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=1)(coefficients, state, jnp.int32(updates))
@@ -36,16 +37,18 @@ def returns(env, total_steps, seed=0, **settings):
 
 
 @pytest.mark.parametrize(
-    ("env", "total_steps", "settings", "least"),
+    ("algorithm", "env", "total_steps", "settings", "least"),
     [
-        ("CartPole-v1", 500_000, {}, 450),
-        ("Acrobot-v1", 200_000, {}, -100),
-        ("Pendulum-v1", 300_000, PENDULUM, -300),
+        ("ppo", "CartPole-v1", 500_000, {}, 450),
+        ("ppo", "Acrobot-v1", 200_000, {}, -100),
+        ("ppo", "Pendulum-v1", 300_000, PENDULUM, -300),
+        ("a2c", "CartPole-v1", 400_000, {}, 400),
+        ("trpo", "CartPole-v1", 100_000, {}, 400),
+        ("trpo", "Pendulum-v1", 100_000, PENDULUM_TRPO, -300),
     ],
-    ids=["CartPole", "Acrobot", "Pendulum"],
 )
-def test_classic_control_is_learned(env, total_steps, settings, least):
-    assert returns(env, total_steps, **settings) >= least
+def test_classic_control_is_learned(algorithm, env, total_steps, settings, least):
+    assert returns(env, total_steps, algorithm, **settings) >= least
 
 
 def test_hidden_velocities_are_made_up_for_by_a_memory_and_by_nothing_else():

@@ -1,7 +1,6 @@
 """PPO: its loss and its minibatches against NumPy, and each of its options by what it must do."""
 
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +10,19 @@ import pytest
 from lehr.algorithms import ppo
 from lehr.config import build, with_preset
 from lehr.errors import InputError
-from lehr.networks import NetworkConfig, actor_critic
-from lehr.spaces import Box, Discrete
-from lehr.types import Rollout
+from tests.algorithms.rollouts import (
+    SEGMENTS,
+    assert_params_close,
+    assert_step_goes_down,
+    assert_steps_not_taken_teach_nothing,
+    learned_from,
+    lived,
+    made_up,
+    network_of,
+    numpy_gae,
+    outputs,
+)
 
-STEPS, SEGMENTS = 6, 8
 COEF = {
     "learning_rate": 0.1,
     "entropy_coef": 0.03,
@@ -24,16 +31,6 @@ COEF = {
     "discount": 0.9,
     "gae_lambda": 0.8,
 }
-OBSERVATIONS, ACTIONS = Box(-1, 1, (3,)), Discrete(3)
-
-
-@cache
-def network_of(torso="mlp"):
-    """A network, and parameters with a policy that is not uniform, as a new one's is."""
-    config = NetworkConfig(torso=torso, hidden_sizes=(8,), recurrent_size=4)
-    network, params = actor_critic(OBSERVATIONS, ACTIONS, config, jax.random.key(0))
-    head = params["policy_head"]["logits"]
-    return network, {**params, "policy_head": {"logits": {**head, "kernel": 100 * head["kernel"]}}}
 
 
 def algorithm_of(torso="mlp", **settings):
@@ -41,82 +38,8 @@ def algorithm_of(torso="mlp", **settings):
     return ppo.Algorithm(ppo.Config(**{**defaults, **settings}), network_of(torso)[0])
 
 
-@cache
-def made_up(torso="mlp", scale=1.0):
-    """A rollout of random numbers: every policy and value differs from that of the network."""
-    rng = np.random.default_rng(0)
-    shape = STEPS, SEGMENTS
-    network, _ = network_of(torso)
-    terminated = rng.random(shape) < 0.15
-    done = terminated | (rng.random(shape) < 0.1)
-    carry = jax.tree.map(lambda x: jnp.float32(rng.normal(size=x.shape)), network.initial_carry((SEGMENTS,)))
-    return Rollout(
-        obs=jnp.float32(rng.normal(size=(*shape, 3))),
-        action=jnp.int32(rng.integers(3, size=shape)),
-        log_prob=jnp.float32(np.log(rng.uniform(0.2, 0.5, size=shape))),
-        reward=jnp.float32(scale * rng.normal(size=shape)),
-        value=jnp.float32(rng.normal(size=shape)),
-        next_value=jnp.float32(rng.normal(size=shape)),
-        terminated=jnp.asarray(terminated),
-        done=jnp.asarray(done),
-        reset=jnp.asarray(np.concatenate([rng.random((1, SEGMENTS)) < 0.5, done[:-1]])),
-        valid=(),
-        carry=carry,
-    )
-
-
-@cache
-def lived(torso="mlp"):
-    """A rollout whose log probabilities are those of the network, as in the first minibatch of an update."""
-    network, params = network_of(torso)
-    rollout = made_up(torso)
-
-    @jax.jit
-    def log_prob():
-        _, policy, _ = network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
-        return policy.log_prob(rollout.action)
-
-    return rollout._replace(log_prob=log_prob())
-
-
-@cache
-def compiled(algorithm):
-    """How an algorithm learns, compiled quickly: it is run once or twice."""
-    return jax.jit(algorithm.learn, compiler_options={"xla_backend_optimization_level": 0})
-
-
 def learn(algorithm, rollout, torso="mlp", params=None, **coef):
-    """Parameters and metrics after one update."""
-    values = {name: jnp.float32(value) for name, value in {**COEF, **coef}.items()}
-    learner = algorithm.init(network_of(torso)[1] if params is None else params)
-    learner, metrics = compiled(algorithm)(learner, rollout, values, jax.random.key(0))
-    return learner.params, {name: float(value) for name, value in metrics.items()}
-
-
-def outputs(torso="mlp", params=None):
-    """Log probabilities `[T, N, A]` and values `[T, N]` that the network gives for the made-up rollout, in float64."""
-    network, initial = network_of(torso)
-    rollout = made_up(torso)
-    _, policy, value = jax.jit(network.unroll)(
-        initial if params is None else params, rollout.carry, rollout.obs, rollout.reset
-    )
-    logits = np.asarray(policy.logits, np.float64)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True)), np.asarray(value, np.float64)
-
-
-def numpy_gae(rollout, discount, gae_lambda, rho=None, c=None):
-    """Advantages and value targets by a loop from the end; with ratios, those of V-trace."""
-    reward, value, next_value, terminated, done = (
-        np.asarray(x, np.float64)
-        for x in (rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.done)
-    )
-    rho, c = (np.ones_like(reward) if ratio is None else ratio for ratio in (rho, c))
-    advantages, following = np.zeros_like(reward), np.zeros(reward.shape[1])
-    for t in reversed(range(len(reward))):
-        error = rho[t] * (reward[t] + discount * (1 - terminated[t]) * next_value[t] - value[t])
-        following = error + discount * gae_lambda * c[t] * (1 - done[t]) * following
-        advantages[t] = following
-    return advantages, advantages + value
+    return learned_from(algorithm, rollout, {**COEF, **coef}, torso, params)
 
 
 def numpy_losses(rollout, log_probs, values, advantages, targets, coef, weights=1.0):
@@ -140,10 +63,6 @@ def numpy_losses(rollout, log_probs, values, advantages, targets, coef, weights=
         "policy/approximate_kl": (ratio - 1 - np.log(ratio)).mean(),
         "policy/clip_fraction": (np.abs(ratio - 1) > coef["clip_range"]).mean(),
     }
-
-
-def assert_params_close(found, expected, rtol=1e-4, atol=1e-5):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), found, expected)
 
 
 # The loss ------------------------------------------------------------------------------------------------------------
@@ -170,23 +89,9 @@ def test_the_losses_are_those_of_their_formulas(settings, coef, torso):
 
 def test_a_step_goes_down_the_gradient_of_the_loss_that_is_reported():
     """Against the difference of losses at two nearby places, along a random direction."""
-    params = network_of()[1]
-    leaves, structure = jax.tree.flatten(params)
-    rng = np.random.default_rng(1)
-    direction = structure.unflatten([jnp.float32(rng.normal(size=leaf.shape)) for leaf in leaves])
     coef = {"value_clip_range": 0.2, "max_grad_norm": 1e9}
     algorithm = algorithm_of(value_clip_range=0.2, max_grad_norm=1.0)
-    after, metrics = learn(algorithm, made_up(), learning_rate=1.0, **coef)
-    slope = -sum(jax.tree.leaves(jax.tree.map(lambda a, p, d: float(jnp.vdot(a - p, d)), after, params, direction)))
-    losses = [
-        learn(
-            algorithm, made_up(), params=jax.tree.map(lambda p, d, s=sign: p + s * 3e-3 * d, params, direction), **coef
-        )[1]
-        for sign in (1, -1)
-    ]
-    assert slope == pytest.approx((losses[0]["loss/total"] - losses[1]["loss/total"]) / 6e-3, rel=0.02)
-    squares = jax.tree.map(lambda a, p: float(jnp.sum((a - p) ** 2)), after, params)
-    assert metrics["gradient/norm"] == pytest.approx(np.sqrt(sum(jax.tree.leaves(squares))), rel=1e-3)
+    assert_step_goes_down(algorithm, made_up(), {**COEF, **coef})
 
 
 # Minibatches ---------------------------------------------------------------------------------------------------------
@@ -317,28 +222,8 @@ def test_minibatches_without_a_segment_are_refused():
 )
 def test_what_is_not_valid_teaches_nothing(settings, torso):
     """Whatever stands in steps that were not taken, the update is the same; in others it is not."""
-    rng = np.random.default_rng(5)
-    shape = STEPS, SEGMENTS
-    # As in a run, a step that was not taken ends an episode, and nothing before it looks behind it.
-    valid = rng.random(shape) < 0.8
-    rollout = made_up(torso)
-    ends = rollout.done | ~valid | jnp.concatenate([~jnp.asarray(valid[1:]), jnp.zeros((1, SEGMENTS), bool)])
-    reset = jnp.concatenate([rollout.reset[:1], ends[:-1]])
-    rollout = rollout._replace(valid=jnp.asarray(valid), done=ends, reset=reset)
-    other = rollout._replace(
-        reward=jnp.where(valid, rollout.reward, 100.0),
-        value=jnp.where(valid, rollout.value, -50.0),
-        action=jnp.where(valid, rollout.action, 2),
-        log_prob=jnp.where(valid, rollout.log_prob, -3.0),
-    )
-    coef = {"priority_exponent": 0.7, "importance_exponent": 0.6, **VTRACE}
-    algorithm = algorithm_of(torso, **settings)
-    params, metrics = learn(algorithm, rollout, torso, **coef)
-    found, found_metrics = learn(algorithm, other, torso, **coef)
-    assert_params_close(found, params)
-    assert found_metrics == pytest.approx(metrics, rel=1e-3, abs=1e-5)
-    counted, _ = learn(algorithm, other._replace(valid=()), torso, **coef)
-    assert any(jax.tree.leaves(jax.tree.map(lambda x, y: bool(jnp.abs(x - y).max() > 1e-3), counted, params)))
+    coef = {**COEF, "priority_exponent": 0.7, "importance_exponent": 0.6, **VTRACE}
+    assert_steps_not_taken_teach_nothing(algorithm_of(torso, **settings), coef, torso)
 
 
 # The stop at a divergence --------------------------------------------------------------------------------------------

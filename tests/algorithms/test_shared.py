@@ -181,7 +181,7 @@ def every_coefficient(algorithm, scale=1.0, only=None):
     names = [field.name for field in describe(algorithms.find(algorithm).Config) if field.is_coefficient]
     given = {}
     for index, name in enumerate(names):
-        size = 0.01 if name == "learning_rate" else 1.0
+        size = 0.01 if name.endswith("learning_rate") else 1.0
         factor = size * (scale if name == only else 1.0)
         given[name] = (
             f"{(0.95 - 0.01 * index) * factor:.10g} -> {(0.5 + 0.02 * index) * factor:.10g}{shapes[index % 4]}"
@@ -287,7 +287,7 @@ def member(tree, index):
 
 
 def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_frozen_alone(
-    algorithm, poison, configs, begin, advance, quickly
+    algorithm, poison, configs, begin, advance, quickly, rates
 ):
     """Each has a seed and a schedule of its own, of any number of phases; all are one program."""
     schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
@@ -308,7 +308,7 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), found, expected)
         for name, column in alone.metrics.items():
             np.testing.assert_allclose(metrics[name][index], column[-1], rtol=1e-2, atol=1e-4, err_msg=name)
-    assert len(np.unique(metrics["coef/learning_rate"])) == 3
+    assert len(np.unique(metrics[f"coef/{rates.get(algorithm, 'learning_rate')}"])) == 3
 
     before = stacked([runs[0].state, poisoned(runs[1], 0).state, runs[2].state])
     after, metrics = together(coefficients, before)

@@ -13,16 +13,17 @@ import jax
 import jax.numpy as jnp
 
 from lehr import minibatches
-from lehr.advantages import corrected_gae, gae
-from lehr.config import Coef
+from lehr.advantages import advantages_of, corrected_gae
+from lehr.config import Coef, check_counts
 from lehr.errors import InputError, closest
 from lehr.losses import (
-    approximate_kl,
     clip_fraction,
     clipped_surrogate,
     clipped_value_loss,
-    explained_variance,
+    policy_metrics,
+    rollout_metrics,
     standardise,
+    total_loss,
     validity,
     value_loss,
     weighted_mean,
@@ -124,9 +125,7 @@ class Config:
         for name, known in (("minibatching", get_args(Minibatching)), ("advantage", get_args(Advantage))):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; {closest(str(getattr(self, name)), known)}")
-        for name in ("num_envs", "horizon", "epochs", "minibatches", "accumulate"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        check_counts(self, "num_envs", "horizon", "epochs", "minibatches", "accumulate")
         if self.advantage == "vtrace" and self.minibatching == "flat":
             raise InputError(
                 "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
@@ -180,15 +179,7 @@ class Algorithm:
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Values, key: Key) -> tuple[Learner, Metrics]:
         """One update: advantages, then minibatches, loss and gradient step, `epochs · minibatches` times."""
-        advantage, target = gae(
-            rollout.reward,
-            rollout.value,
-            rollout.next_value,
-            rollout.terminated,
-            rollout.done,
-            coef["discount"],
-            coef["gae_lambda"],
-        )
+        advantage, target = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
         batch = self._trimmed(_Batch(rollout, advantage, target))
         params, unpack_params = self.optimiser.pack(learner.params)
         source = _Source(self.config, batch, coef, key)
@@ -221,11 +212,7 @@ class Algorithm:
         start = (params, learner.optimiser, source.priorities, jnp.bool(True))
         (params, state, _, _), rows = jax.lax.scan(gradient_step, start, source.draws())
         metrics = dict(zip(names, jnp.mean(rows, axis=0), strict=True))
-        valid = validity(rollout)
-        metrics["value/explained_variance"] = explained_variance(rollout.value, target, valid)
-        metrics["value/mean"] = weighted_mean(rollout.value, valid)
-        metrics["advantage/mean"] = weighted_mean(advantage, valid)
-        metrics["return/mean"] = weighted_mean(target, valid)
+        metrics |= rollout_metrics(rollout, advantage, target)
         return Learner(unpack_params(params), state), metrics
 
     def _trimmed(self, batch: _Batch) -> _Batch:
@@ -308,20 +295,11 @@ class Algorithm:
         else:
             critic_loss = value_loss(values, targets, valid)
         entropy = weighted_mean(policy.entropy(key), valid)
-        total = policy_loss + coef["value_coef"] * critic_loss - coef["entropy_coef"] * entropy
+        total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
         # --- what to watch
-        metrics = {
-            "loss/total": total,
-            "loss/policy": policy_loss,
-            "loss/value": critic_loss,
-            "loss/entropy": -coef["entropy_coef"] * entropy,
-            "policy/entropy": entropy,
-            "policy/approximate_kl": approximate_kl(log_ratio, valid),
-            "policy/ratio": weighted_mean(jnp.exp(log_ratio), valid),
-            "policy/clip_fraction": clip_fraction(log_ratio, coef["clip_range"], valid),
-        }
-        if (std := policy.std()) is not None:
-            metrics["policy/std"] = jnp.mean(std)
+        metrics["policy/ratio"] = weighted_mean(jnp.exp(log_ratio), valid)
+        metrics["policy/clip_fraction"] = clip_fraction(log_ratio, coef["clip_range"], valid)
+        metrics |= policy_metrics(policy, entropy, log_ratio, valid)
         if weights is not None:
             metrics["priority/weight"] = jnp.mean(weights)
             metrics["priority/weight_max"] = jnp.max(weights)
@@ -357,9 +335,7 @@ class _Source:
         if self.is_prioritised:
             return jax.random.split(self.draw_key, count), keys
         length = self.steps * self.size if config.minibatching == "flat" else self.size
-        epochs = jax.random.split(self.draw_key, config.epochs)
-        orders = jax.vmap(lambda key: minibatches.shuffled(key, length, config.minibatches))(epochs)
-        return orders.reshape(count, -1), keys
+        return minibatches.shuffled_epochs(self.draw_key, length, config.minibatches, config.epochs), keys
 
     def take(self, drawn: Any, priorities: Any, key: Key) -> tuple[_Batch, Any, jax.Array]:
         """The minibatch, its importance weights `[n]` or `None`, and the indices of its segments."""

@@ -13,7 +13,7 @@ Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
 """
 
 from lehr.config.build import build, coefficients, merge, to_mapping, with_preset
-from lehr.config.fields import Coef, FieldDescription, describe
+from lehr.config.fields import Coef, FieldDescription, check_counts, describe
 from lehr.config.files import from_yaml, to_yaml
 from lehr.config.flags import add_flags, given_flags, refuse_unknown
 
@@ -22,6 +22,7 @@ __all__ = [
     "FieldDescription",
     "add_flags",
     "build",
+    "check_counts",
     "coefficients",
     "describe",
     "from_yaml",

@@ -84,6 +84,13 @@ def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
     return found
 
 
+def check_counts(config: Any, *names: str) -> None:
+    """Refuse a config in which one of these fields, a number of things, is below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise InputError(f"{name} is {getattr(config, name)}; it must be 1 or more.")
+
+
 def nearest(given: str, words: Iterable[str]) -> list[str]:
     """The one of many words that `given` was meant to be, if any is near."""
     known = list(words)

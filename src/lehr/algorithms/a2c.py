@@ -1,0 +1,113 @@
+"""Advantage actor-critic (Mnih et al., 2016), in step: every environment acts, then one gradient step on all of it.
+
+    L = −mean A log π(a|s) + value_coef · ½ mean (V − R)² − entropy_coef · H
+
+See docs/a2c.md for each detail.
+"""
+
+from dataclasses import dataclass
+
+import jax
+
+from lehr.advantages import advantages_of
+from lehr.config import Coef, check_counts
+from lehr.losses import (
+    approximate_kl,
+    policy_gradient_loss,
+    policy_metrics,
+    rollout_metrics,
+    standardise,
+    total_loss,
+    validity,
+    value_loss,
+    weighted_mean,
+)
+from lehr.networks import ActorCriticNetwork
+from lehr.optimise import Optimiser
+from lehr.types import Key, Learner, Metrics, PyTree, Rollout
+
+
+@dataclass(frozen=True)
+class Config:
+    """A2C's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+
+    num_envs: int = 16
+    """Environments that run side by side."""
+    horizon: int = 8
+    """Steps of each environment in one rollout; with gae_lambda = 1, the n of n-step returns."""
+    optimiser: str = "rmsprop"
+    """Any optimiser of optax by its name: rmsprop, adam, adamw, muon, ..."""
+    standardise_advantages: bool = False
+    """Whether the advantages of a rollout are brought to mean 0 and deviation 1."""
+    normalise_observations: bool = False
+    """Whether observations are normalised by their running mean and deviation."""
+    normalise_rewards: bool = False
+    """Whether rewards are divided by the running deviation of the discounted return."""
+    learning_rate: Coef = "4e-3 -> 0"
+    """Step size of the optimiser."""
+    entropy_coef: Coef = "0.01 -> 0"
+    """Weight of the entropy bonus."""
+    value_coef: Coef = 0.5
+    """Weight of the value loss."""
+    discount: Coef = 0.99
+    """Worth of a reward one step later."""
+    gae_lambda: Coef = 1.0
+    """Mix of short and long returns in the advantage; 1 gives n-step returns."""
+    max_grad_norm: Coef | None = 0.5
+    """Largest global norm of the gradient; none clips nothing."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "num_envs", "horizon")
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """All coefficients are used."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The algorithm: how a learner begins, and how it learns from a rollout."""
+
+    config: Config
+    network: ActorCriticNetwork
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser, without a learning rate."""
+        return Optimiser(self.config.optimiser)
+
+    def init(self, params: PyTree) -> Learner:
+        """A learner with these parameters."""
+        return Learner(params, self.optimiser.init(params))
+
+    def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
+        """One update: advantages, then one gradient step on the whole rollout."""
+        valid = validity(rollout)
+        advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
+        weighed = standardise(advantages, valid) if self.config.standardise_advantages else advantages
+        differentiate = jax.grad(self.loss, has_aux=True)
+        gradients, metrics = differentiate(learner.params, rollout, weighed, targets, coef, key)
+        packed, unpack = self.optimiser.pack(learner.params)
+        rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
+        step = self.optimiser.step(packed, learner.optimiser, gradients, rate, limit)
+        params = unpack(step.params)
+        # --- what to watch; the policy is looked at once more, to see how far the step went
+        _, policy, _ = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
+        metrics["policy/approximate_kl"] = approximate_kl(log_ratio, valid)
+        metrics["gradient/norm"] = step.gradient_norm
+        return Learner(params, step.state), metrics | rollout_metrics(rollout, advantages, targets)
+
+    def loss(
+        self, params: PyTree, rollout: Rollout, advantages: jax.Array, targets: jax.Array, coef: Metrics, key: Key
+    ) -> tuple[jax.Array, Metrics]:
+        """The loss of a rollout, with metrics; advantages and targets `[T, N]` are data."""
+        valid = validity(rollout)
+        _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        log_prob = policy.log_prob(rollout.action)
+        policy_loss = policy_gradient_loss(log_prob, advantages, valid)
+        critic_loss = value_loss(values, targets, valid)
+        entropy = weighted_mean(policy.entropy(key), valid)
+        total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
+        return total, metrics | policy_metrics(policy, entropy, log_prob - rollout.log_prob, valid)

@@ -1,0 +1,291 @@
+"""Trust-region policy optimisation (Schulman et al., 2015): a natural gradient step, as long as the divergence allows.
+
+    maximise  mean ρ A + entropy_coef · H   subject to   mean KL(π_old ‖ π) ≤ target_kl
+
+The direction solves (F + damping · 1) x = g by conjugate gradients, F the Fisher information of the policy and g the
+gradient; a line search shortens the step until it is sound. The values are fitted apart, by a gradient method.
+See docs/trpo.md for each detail.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from lehr import minibatches
+from lehr.advantages import advantages_of
+from lehr.config import Coef, check_counts
+from lehr.distributions import Distribution
+from lehr.losses import (
+    policy_metrics,
+    rollout_metrics,
+    standardise,
+    surrogate_loss,
+    validity,
+    value_loss,
+    weighted_mean,
+)
+from lehr.networks import ActorCriticNetwork, fused
+from lehr.optimise import Optimiser
+from lehr.types import Key, Learner, Metrics, PyTree, Rollout
+
+SOLVED = 1e-5
+"""A residual below this share of the gradient's norm counts as 0: float32 has no more digits to gain."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """TRPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+
+    num_envs: int = 8
+    """Environments that run side by side."""
+    horizon: int = 128
+    """Steps of each environment in one rollout."""
+    conjugate_steps: int = 15
+    """Most steps of the conjugate gradient method."""
+    line_search_steps: int = 10
+    """Lengths that the line search tries, the full one included, before it leaves the policy as it is."""
+    value_epochs: int = 10
+    """Passes over a rollout when the values are fitted."""
+    value_minibatches: int = 8
+    """Gradient steps in one such pass."""
+    optimiser: str = "adam"
+    """The optimiser of the values: any of optax by its name."""
+    standardise_advantages: bool = True
+    """Whether the advantages of a rollout are brought to mean 0 and deviation 1."""
+    normalise_observations: bool = False
+    """Whether observations are normalised by their running mean and deviation."""
+    normalise_rewards: bool = False
+    """Whether rewards are divided by the running deviation of the discounted return."""
+    target_kl: Coef = 0.01
+    """Largest divergence of the policy after an update from the one before."""
+    damping: Coef = 0.1
+    """What is added to the diagonal of the Fisher information before it is inverted."""
+    line_search_shrink: Coef = 0.8
+    """Factor on a step that the line search refused."""
+    entropy_coef: Coef = 0.0
+    """Weight of the entropy bonus."""
+    value_learning_rate: Coef = 1e-3
+    """Step size of the optimiser of the values."""
+    discount: Coef = 0.99
+    """Worth of a reward one step later."""
+    gae_lambda: Coef = 0.95
+    """Mix of short and long returns in the advantage."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "num_envs", "horizon", "conjugate_steps", "line_search_steps")
+        check_counts(self, "value_epochs", "value_minibatches")
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """All coefficients are used."""
+        return frozenset()
+
+
+class _Search(NamedTuple):
+    """Where the line search stands."""
+
+    tried: jax.Array
+    """int32 `[]`: lengths tried so far."""
+    accepted: jax.Array
+    """bool `[]`."""
+    parameters: jax.Array
+    """`[P]`: those to go on with, the ones before the step until one is accepted."""
+    gain: jax.Array
+    """float32 `[]`: by how much they improve the objective."""
+    kl: jax.Array
+    """float32 `[]`: how far they lead from the policy before."""
+    first_kl: jax.Array
+    """float32 `[]`: how far the full step leads."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The algorithm: how a learner begins, and how it learns from a rollout."""
+
+    config: Config
+    network: ActorCriticNetwork
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser of the values, without a learning rate."""
+        return Optimiser(self.config.optimiser)
+
+    def init(self, params: PyTree) -> Learner:
+        """A learner with these parameters. Its optimiser knows those of the critic alone, so no other can change."""
+        _, critic = self.network.part(params)
+        return Learner(params, self.optimiser.init(critic))
+
+    def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
+        """One update: advantages, a natural step of the policy, and `value_epochs` passes of the values."""
+        policy_key, value_key = jax.random.split(key)
+        actor, critic = self.network.part(learner.params)
+        advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
+        actor, metrics = self.improve(actor, critic, rollout, advantages, coef, policy_key)
+        critic, state, errors = self.fit(actor, critic, learner.optimiser, rollout, targets, coef, value_key)
+        metrics |= errors | rollout_metrics(rollout, advantages, targets)
+        metrics["loss/total"] = metrics["loss/policy"] + metrics["loss/entropy"] + metrics["loss/value"]
+        return Learner(self.network.join(actor, critic), state), metrics
+
+    # --- the policy
+
+    def improve(
+        self, actor: PyTree, critic: PyTree, rollout: Rollout, advantages: jax.Array, coef: Metrics, key: Key
+    ) -> tuple[PyTree, Metrics]:
+        """The actor's parameters after a natural step, and what there is to watch of it."""
+        valid = validity(rollout)
+        if self.config.standardise_advantages:
+            advantages = standardise(advantages, valid)
+        start, unravel = ravel_pytree(actor)
+
+        def policy_of(parameters: jax.Array) -> Distribution:
+            return self._policy(self.network.join(unravel(parameters), critic), rollout)
+
+        def losses(policy: Distribution) -> tuple[jax.Array, jax.Array]:
+            log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
+            entropy = weighted_mean(policy.entropy(key), valid)
+            return surrogate_loss(log_ratio, advantages, valid), entropy
+
+        def objective(policy: Distribution) -> jax.Array:
+            loss, entropy = losses(policy)
+            return coef["entropy_coef"] * entropy - loss
+
+        # --- the direction: J, the derivative of the policy's outputs, is stored once for all steps of the solver
+        with fused.disabled():
+            before, jacobian = jax.linearize(policy_of, start)
+        transposed = jax.linear_transpose(jacobian, start)
+
+        def divergence(policy: Distribution) -> jax.Array:
+            return weighted_mean(before.kl(policy), valid)
+
+        def curvature(vector: jax.Array) -> jax.Array:
+            """(F + damping · 1) v with F = Jᵀ H J, H the second derivative of the divergence in the outputs."""
+            _, tangent = jax.jvp(jax.grad(divergence), (before,), (jacobian(vector),))
+            return transposed(tangent)[0] + coef["damping"] * vector
+
+        old, slope = jax.value_and_grad(objective)(before)
+        (gradient,) = transposed(slope)
+        direction, residual = conjugate_gradients(curvature, gradient, self.config.conjugate_steps)
+        # --- the step: as long as the quadratic model of the divergence allows, shortened until it is sound
+        length = 2 * coef["target_kl"] / jnp.maximum(jnp.vdot(direction, gradient - residual), 1e-12)
+        step = jnp.sqrt(length) * direction
+
+        def attempt(search: _Search) -> _Search:
+            parameters = start + coef["line_search_shrink"] ** search.tried * step
+            policy = policy_of(parameters)
+            gain, kl = objective(policy) - old, divergence(policy)
+            accepted = (gain > 0) & (kl <= coef["target_kl"])
+            return _Search(
+                tried=search.tried + 1,
+                accepted=accepted,
+                parameters=jnp.where(accepted, parameters, start),
+                gain=jnp.where(accepted, gain, 0.0),
+                kl=jnp.where(accepted, kl, 0.0),
+                first_kl=jnp.where(search.tried == 0, kl, search.first_kl),
+            )
+
+        def goes_on(search: _Search) -> jax.Array:
+            return ~search.accepted & (search.tried < self.config.line_search_steps)
+
+        zero = jnp.zeros_like(old)
+        found = jax.lax.while_loop(goes_on, attempt, _Search(jnp.int32(0), jnp.bool(False), start, zero, zero, zero))
+        # --- what to watch
+        policy_loss, entropy = losses(before)
+        norm = jnp.linalg.norm(gradient)
+        log_ratio = policy_of(found.parameters).log_prob(rollout.action) - rollout.log_prob
+        metrics = policy_metrics(before, entropy, log_ratio, valid) | {
+            "loss/policy": policy_loss,
+            "loss/entropy": -coef["entropy_coef"] * entropy,
+            "gradient/norm": norm,
+            "trust_region/accepted": found.accepted.astype(jnp.float32),
+            "trust_region/backtracks": (found.tried - found.accepted).astype(jnp.float32),
+            "trust_region/kl_full_step": found.first_kl,
+            "trust_region/kl": found.kl,
+            "trust_region/gain": found.gain,
+            "trust_region/residual": jnp.linalg.norm(residual) / jnp.maximum(norm, 1e-12),
+        }
+        return unravel(found.parameters), metrics
+
+    def _policy(self, params: PyTree, rollout: Rollout) -> Distribution:
+        """The policy `[T, N]`; without a memory the critic is not evaluated."""
+        if self.network.is_recurrent:
+            return self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)[1]
+        return self.network.act(params, rollout.carry, rollout.obs, rollout.reset)[1]
+
+    # --- the values
+
+    def fit(
+        self,
+        actor: PyTree,
+        critic: PyTree,
+        state: PyTree,
+        rollout: Rollout,
+        targets: jax.Array,
+        coef: Metrics,
+        key: Key,
+    ) -> tuple[PyTree, PyTree, Metrics]:
+        """The critic's parameters, the optimiser's state, and the mean loss, after all passes over a rollout."""
+        config, whole = self.config, self.network.critic_is_recurrent
+        data = rollout.obs, rollout.reset, targets, rollout.valid
+        if not whole:  # single steps
+            data = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
+        size = targets.shape[1] if whole else targets.size
+        orders = minibatches.shuffled_epochs(key, size, config.value_minibatches, config.value_epochs)
+        packed, unpack = self.optimiser.pack(critic)
+
+        def loss(critic: PyTree, indices: jax.Array) -> jax.Array:
+            obs, reset, wanted, valid = minibatches.take(data, indices, axis=1 if whole else 0)
+            params = self.network.join(actor, critic)
+            if whole:
+                carry = minibatches.take(rollout.carry, indices, axis=0)
+                values = self.network.unroll(params, carry, obs, reset)[2]
+            else:
+                values = self.network.value(params, rollout.carry, obs)
+            return value_loss(values, wanted, None if isinstance(valid, tuple) else valid)
+
+        def gradient_step(carried: Any, indices: jax.Array) -> tuple[Any, jax.Array]:
+            packed, state = carried
+            error, gradients = jax.value_and_grad(loss)(unpack(packed), indices)
+            step = self.optimiser.step(packed, state, gradients, coef["value_learning_rate"], None)
+            return (step.params, step.state), jnp.stack([error, step.gradient_norm])
+
+        (packed, state), rows = jax.lax.scan(gradient_step, (packed, state), orders)
+        error, norm = jnp.mean(rows, axis=0)
+        return unpack(packed), state, {"loss/value": error, "gradient/value_norm": norm}
+
+
+def conjugate_gradients(
+    product: Callable[[jax.Array], jax.Array], target: jax.Array, steps: int
+) -> tuple[jax.Array, jax.Array]:
+    """Solve A x = b for a symmetric positive definite A that is known by its products: x and b − A x, `[P]` each.
+
+    Args:
+        product: v to A v.
+        target: b, `[P]`.
+        steps: how many products at the most; P of them solve it but for rounding.
+
+    >>> matrix, target = jnp.array([[2.0, 1.0], [1.0, 3.0]]), jnp.array([3.0, 4.0])
+    >>> solution, residual = conjugate_gradients(lambda vector: matrix @ vector, target, steps=2)
+    >>> [round(float(x), 5) for x in solution]
+    [1.0, 1.0]
+    """
+    enough = jnp.square(SOLVED) * jnp.vdot(target, target)
+
+    def goes_on(carried: Any) -> jax.Array:
+        count, _, _, _, error = carried
+        return (count < steps) & (error > enough)
+
+    def advance(carried: Any) -> Any:
+        count, solution, residual, direction, error = carried
+        image = product(direction)
+        length = error / jnp.vdot(direction, image)
+        residual = residual - length * image
+        smaller = jnp.vdot(residual, residual)
+        return count + 1, solution + length * direction, residual, residual + smaller / error * direction, smaller
+
+    begin = jnp.int32(0), jnp.zeros_like(target), target, target, jnp.vdot(target, target)
+    _, solution, residual, _, _ = jax.lax.while_loop(goes_on, advance, begin)
+    return solution, residual
