@@ -5,6 +5,7 @@ the update that is being learned, so that every rollout but the first lags by on
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from lehr.coefficients import Coefficients
 from lehr.envs.host import (
@@ -77,7 +79,11 @@ class HostRunner:
         _, metrics = jax.eval_shape(partial(learn, program), coefficients, _without_actor(state), shapes)
         self.names = tuple(sorted([*metrics, "rollout/lag"]))
         self.batch: HostBatch | None = None
-        self._act = jax.jit(partial(_act, program))
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        # One vector is handed over faster than many arrays, and it is handed over at every step.
+        unpack = ravel_pytree(state.learner.params)[1]
+        self._pack = jax.jit(lambda params: ravel_pytree(params)[0])
+        self._act = jax.jit(lambda packed, *arguments: _act(program, unpack(packed), *arguments))
         self._value = jax.jit(partial(_value, program))
         self._keys = jax.jit(partial(_keys, self.horizon))
         self._collected = jax.jit(partial(_collected, program))
@@ -93,7 +99,7 @@ class HostRunner:
             .compile()
         )
         actor, keys = state.actor, np.asarray(self._keys(state.key, np.uint32(0)))
-        self._act(params, statistics, actor.carry, actor.obs, actor.reset, keys[0])
+        self._act(self._pack(params), statistics, actor.carry, actor.obs, actor.reset, keys[0])
         self._value(params, statistics, actor.carry, actor.obs)
 
     def _update(
@@ -143,9 +149,9 @@ class HostRunner:
                 pending, lag = self._collect(learned, actor, 0), np.float32(0)
             for number in range(updates, updates + count):
                 if self.overlap:
-                    before = learned
-                    learned, row = self._learn(self.coefficients, learned, pending, lag)  # the device begins with it
-                    pending, lag = self._collect(before, pending.actor, number + 1), np.float32(1)
+                    learning = self._thread.submit(self._learn, self.coefficients, learned, pending, lag)
+                    pending, lag = self._collect(learned, pending.actor, number + 1), np.float32(1)
+                    learned, row = learning.result()
                     actor = pending.actor
                 else:
                     collected = self._collect(learned, actor, number)
@@ -159,6 +165,7 @@ class HostRunner:
 
     def close(self) -> None:
         """End the environments."""
+        self._thread.shutdown()
         if self.batch is not None:
             self.batch.close()
 
@@ -178,13 +185,13 @@ class HostRunner:
         obs = jax.tree.map(lambda like: np.empty((*shape, *like.shape), like.dtype), self.env.layout)
         reward, final_value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         terminated, done, valid = (np.zeros(shape, bool) for _ in range(3))
-        keys = np.asarray(self._keys(state.key, np.uint32(number)))
+        packed, keys = self._pack(params), np.asarray(self._keys(state.key, np.uint32(number)))
         acted = []
         current, reset, carry = actor.obs, np.asarray(actor.reset), actor.carry
         for t in range(self.horizon):
             here = jax.tree.map(itemgetter(t), obs)
             jax.tree.map(np.copyto, here, current)
-            carry, taken, kept = self._act(params, statistics, carry, here, reset, keys[t])
+            carry, taken, kept = self._act(packed, statistics, carry, here, reset, keys[t])
             action = np.array(taken)  # its own, which an environment may write into
             acted.append(kept)
             answer: HostStep = ask(self.env.name, "step", partial(self.batch.step, action))
@@ -198,7 +205,7 @@ class HostRunner:
             current, reset = answer.obs, done[t]
         lived = {
             "obs": obs,
-            "acted": jax.tree.map(lambda *steps: np.stack(steps), *jax.device_get(acted)),
+            "acted": jax.tree.map(lambda *steps: np.stack([np.asarray(x) for x in steps]), *acted),
             "reward": reward,
             "terminated": terminated,
             "done": done,

@@ -1,5 +1,6 @@
 """The host side of a run: compiled chunks of updates, and while the device works on the next one, logs of the last."""
 
+import collections
 import contextlib
 import logging
 import signal
@@ -23,6 +24,9 @@ from lehr.types import TrainState
 
 CHUNK_SECONDS = 0.5
 """How long a chunk should take: so often the progress is shown, and so soon a signal is answered."""
+
+PACE_SECONDS = 2.0
+"""The speed is that of so many seconds at least."""
 
 ProgressFunction = Callable[[int, dict[str, float]], Any]
 
@@ -62,7 +66,9 @@ class Loop:
         self.last: dict[str, float] = {}
         """The newest value of each metric that was logged."""
         self.pace = float("inf")
-        """Seconds of one update, in the newest chunk."""
+        """Seconds of one update, over the last few of training."""
+        self.marks = collections.deque([(0.0, self.done)])
+        """Seconds of training, events left out, and the updates made by then."""
         self.stop_reason: str | None = None
         self.failure: Exception | None = None
         """Why the run stops, where it is not the user's wish: raised once everything is written down."""
@@ -236,12 +242,17 @@ class Loop:
         now = time.perf_counter() - self.begin
         steps = self.plan.program.steps_per_update
         before, self.elapsed = self.elapsed, now
-        self.pace = (now - before) / count
+        # A chunk is seen to be over when the host looks, perhaps late: over a few chunks that is evened out.
+        self.marks.append((self.marks[-1][0] + now - before, begin + count))
+        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[1][0] > PACE_SECONDS:
+            self.marks.popleft()
+        (first, updates), (last, _) = self.marks[0], self.marks[-1]
+        self.pace = (last - first) / (begin + count - updates)
         found = []
         for number, values in enumerate(table, start=1):
             row: dict[str, Any] = {"update": begin + number, "env_steps": (begin + number) * steps}
             row |= {name: value.item() for name, value in zip(self.names, values, strict=True)}
-            row["time/elapsed"] = before + self.pace * number
+            row["time/elapsed"] = before + (now - before) / count * number
             row["time/steps_per_second"] = steps / max(self.pace, 1e-9)
             found.append(row)
         return found

@@ -1,5 +1,6 @@
 """What runs beside a single Gymnasium environment, in worker processes too: so this file imports no JAX."""
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -13,22 +14,25 @@ def make_env(name: str, parameters: dict[str, Any], index: int, action_repeat: i
         env = ActionRepeat(env, action_repeat)
     if frame_stack > 1:
         env = FrameStack(env, frame_stack)
-    return Replay(env, index)
+    # An attribute, which a vector environment can call by its name: a wrapper would cost time at every step.
+    env.replay = functools.partial(replay, env, index)  # type: ignore[attr-defined]
+    return env
 
 
-class Replay(gymnasium.Wrapper):
-    """An environment that can be brought back: its episode's seed and actions are lived through again."""
+def replay(env: gymnasium.Env, index: int, seeds: np.ndarray, elapsed: np.ndarray, actions: np.ndarray) -> Any:
+    """Bring an environment back, by living through its episode again: the observation then.
 
-    def __init__(self, env: gymnasium.Env, index: int) -> None:
-        super().__init__(env)
-        self.index = index
-
-    def replay(self, seeds: np.ndarray, elapsed: np.ndarray, actions: np.ndarray) -> Any:
-        """The observation after the first `elapsed` actions `[L, E, ...]` of the episode; of all, its own are taken."""
-        obs, _ = self.env.reset(seed=int(seeds[self.index]))
-        for step in range(elapsed[self.index]):
-            obs, *_ = self.env.step(actions[step, self.index])
-        return obs
+    Args:
+        env: number `index` of a batch.
+        index: which of the seeds `[E]`, of the numbers of steps `[E]` and of the actions `[L, E, ...]` are its own.
+        seeds: that the episodes began with.
+        elapsed: how many actions each has seen.
+        actions: the actions.
+    """
+    obs, _ = env.reset(seed=int(seeds[index]))
+    for step in range(elapsed[index]):
+        obs, *_ = env.step(actions[step, index])
+    return obs
 
 
 class ActionRepeat(gymnasium.Wrapper):

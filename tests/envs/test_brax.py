@@ -167,7 +167,11 @@ def test_wrappers_that_do_what_lehr_does_are_refused(wrapper):
         ("inverted_pendulm", {}, "no environment named 'brax:inverted_pendulm'; did you mean 'inverted_pendulum'"),
         ("ant", {"healthy_rewrd": 1}, "brax:ant has no parameter 'healthy_rewrd'; did you mean 'healthy_reward'"),
         ("ant", {"backend": "springs"}, "brax:ant has no backend 'springs'; did you mean 'spring'"),
-        ("ant", {"healthy_z_range": {}}, "healthy_z_range of brax:ant is {}, but must be a number, a text or a list of these"),
+        (
+            "ant",
+            {"healthy_z_range": {}},
+            "healthy_z_range of brax:ant is {}, but must be a number, a text or a list of these",
+        ),
         ("fast", {"episode_length": 0}, "TimeLimit needs max_steps of at least 1"),
         ("fast", {"action_repeat": 0}, "ActionRepeat needs k of at least 1"),
     ],

@@ -209,8 +209,14 @@ class Seeded(HostBatch):
     restores = True
 
     def __init__(self, envs: Any, state: dict[str, np.ndarray]) -> None:
+        gymnasium = _gymnasium()
         self.envs, self.journal = envs, Journal(state)
         self.start = _first_action(envs.single_action_space)
+        # What steps one environment after the other does so here without the detour, if it observes one array.
+        is_sync = isinstance(envs, gymnasium.vector.SyncVectorEnv)
+        self.singles = (
+            envs.envs if is_sync and isinstance(envs.single_observation_space, gymnasium.spaces.Box) else None
+        )
 
     def reset(self, seeds: np.ndarray) -> PyTree:
         """Begin an episode in each environment."""
@@ -220,15 +226,32 @@ class Seeded(HostBatch):
 
     def step(self, action: np.ndarray) -> HostStep:
         """Act, keep the actions, and begin the next episode where one is over."""
-        obs, reward, terminated, truncated, _ = self.envs.step(action + self.start if self.start else action)
+        obs, reward, terminated, truncated = self._answers(action + self.start if self.start else action)
         done = terminated | truncated
         self.journal.write(action, done)
         final_obs = obs
         if done.any():
             final_obs = _copied(obs)
-            obs, _ = self.envs.reset(seed=self.journal.seeds.tolist(), options={"reset_mask": done})
-        # The vector environment writes its answers into the same arrays again.
-        return HostStep(obs, final_obs, reward.copy(), terminated.copy(), truncated.copy())
+            obs = self._begun(obs, done)
+        return HostStep(obs, final_obs, reward, terminated, truncated)
+
+    def _answers(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
+        if self.singles is None:
+            obs, *others, _ = self.envs.step(action)
+            reward, terminated, truncated = (part.copy() for part in others)  # it writes into the same arrays again
+            return obs, reward, terminated, truncated
+        answers = [env.step(one) for env, one in zip(self.singles, action, strict=True)]
+        obs, reward, terminated, truncated, _ = zip(*answers, strict=True)
+        return np.stack(obs), np.array(reward, float), np.array(terminated, bool), np.array(truncated, bool)
+
+    def _begun(self, obs: PyTree, done: np.ndarray) -> PyTree:
+        """The observations with those of new episodes where one is over."""
+        seeds = self.journal.seeds.tolist()
+        if self.singles is None:
+            return self.envs.reset(seed=seeds, options={"reset_mask": done})[0]
+        for index in np.flatnonzero(done):
+            obs[index], _ = self.singles[index].reset(seed=seeds[index])
+        return obs
 
     def state(self) -> PyTree:
         """The seeds of the episodes under way, and their actions so far."""

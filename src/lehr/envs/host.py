@@ -198,10 +198,13 @@ class Journal:
 
     def write(self, action: np.ndarray, done: np.ndarray) -> None:
         """Keep the actions `[N, ...]` of a step; where it was the last one, bool `[E]`, the next episode begins."""
+        agents = len(self.index) // len(self.elapsed)
         line = np.minimum(self.elapsed, len(self.actions) - 1)
-        self.actions[np.repeat(line, len(self.index) // len(line)), self.index] = action
-        self.elapsed = np.where(done, 0, self.elapsed + 1).astype(np.int32)
-        self.seeds = np.where(done, next_seeds(self.seeds), self.seeds)
+        self.actions[line if agents == 1 else np.repeat(line, agents), self.index] = action
+        self.elapsed += 1
+        if done.any():
+            self.elapsed[done] = 0
+            self.seeds = np.where(done, next_seeds(self.seeds), self.seeds)
 
     def state(self) -> dict[str, np.ndarray]:
         """What `read` goes on from."""
