@@ -225,3 +225,50 @@ def test_a_vector_environment_that_was_given_is_trained_on(train):
     vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
     result = train(vector, total_steps=640)
     assert result.final["env_steps"] == 640
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+def test_cartpole_is_learned_alike_on_the_host_and_on_the_device(tmp_path):
+    """The mean return over the whole of training, three seeds each, differs by less than a quarter."""
+    settings = {
+        **SMALL,
+        "total_steps": 50_000,
+        "num_envs": 16,
+        "horizon": 32,
+        "epochs": 4,
+        "minibatches": 4,
+        "hidden_sizes": (64, 64),
+        "learning_rate": "2e-3 -> 0",
+        "discount": 0.98,
+        "gae_lambda": 0.9,
+    }
+    means, ends = {}, {}
+    for env in ("CartPole-v1", "gym:CartPole-v1"):
+        runs = [lehr.train(env=env, seed=seed, run_dir=tmp_path / f"{env}{seed}", **settings) for seed in range(3)]
+        curves = [run.metrics["episode/return"] for run in runs]
+        means[env] = np.mean([np.nanmean(curve) for curve in curves])
+        ends[env] = np.mean([np.nanmean(curve[-15:]) for curve in curves])
+    assert means["gym:CartPole-v1"] == pytest.approx(means["CartPole-v1"], rel=0.25)
+    assert min(ends.values()) > 430
+
+
+def test_pendulum_is_learned_on_the_host(train):
+    settings = {"num_envs": 32, "horizon": 64, "epochs": 4, "minibatches": 8, "hidden_sizes": (64, 64)}
+    settings |= {"learning_rate": "2e-3 -> 0", "discount": 0.9, "entropy_coef": 0.0}
+    settings |= {"normalise_observations": True, "normalise_rewards": True}
+    result = train("gym:Pendulum-v1", total_steps=150_000, overlap=True, **settings)
+    returns = result.metrics["episode/return"]
+    assert np.nanmean(returns[:5]) < -1000
+    assert np.nanmean(returns[-10:]) > -500
+
+
+def test_mujoco_is_learned_on_the_host(train):
+    pytest.importorskip("mujoco")
+    settings = {"num_envs": 16, "horizon": 64, "epochs": 8, "minibatches": 8, "hidden_sizes": (64, 64)}
+    settings |= {"learning_rate": "1e-3 -> 0", "entropy_coef": 0.0, "initial_log_std": -1.0}
+    settings |= {"evaluate_episodes": 4, "normalise_observations": True}
+    result = train("gym:InvertedPendulum-v5", total_steps=50_000, **settings)
+    assert np.nanmean(result.metrics["episode/return"][:3]) < 60
+    assert result.final["evaluate/return"] > 900  # of 1000, the time limit

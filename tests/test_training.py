@@ -20,6 +20,7 @@ import pytest
 import lehr
 from lehr import checkpoint, cli, iteration, runs
 from lehr.envs import Environment, register, registry
+from lehr.errors import InputError
 from lehr.logging import JsonLines
 from lehr.loop import CHUNK_SECONDS, MOST_UPDATES, RunFailed, _next_count
 from lehr.schedules import env_steps
@@ -560,3 +561,49 @@ def test_the_page_names_every_metric(train):
     everything = {"preset": "puffer", "minibatches": 2, "target_kl": 0.1, "total_steps": STEPS * 2}
     names = {name for name in train("Pendulum-v1", **everything).metrics if not name.startswith("coef/")}
     assert sorted(table_of("The metrics")) == sorted(names | {"coef/<name>"})
+
+
+# Environments that are broken ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wrong(Environment):
+    """Does what its fault says."""
+
+    fault: str = ""
+    observation_space = Box(-1, 1, (2,))
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        return jnp.int32(0), jnp.zeros(2)
+
+    def step(self, key, state, action):
+        if self.fault == "raises":
+            raise OSError("the simulator is gone")
+        obs = jnp.zeros(3 if self.fault == "shape" else 2)
+        reward = jnp.int32(1) if self.fault == "dtype" else jnp.float32(1)
+        if self.fault == "nan":
+            reward = jnp.where(state >= 12, jnp.nan, reward)
+        return state + 1, Timestep(obs, reward, jnp.bool(False), jnp.bool(False), {})
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("raises", "The environment Wrong cannot be trained on. step(key, state, action) raised"),
+        ("shape", "The environment Wrong cannot be trained on. The observation of step is float32[3]"),
+        ("dtype", "The environment Wrong cannot be trained on. reward of step is int32[]"),
+    ],
+)
+def test_an_environment_that_is_wrong_is_refused_before_anything_is_compiled(fault, sentence, train, tmp_path):
+    with pytest.raises(InputError) as error:
+        train(Wrong(fault))
+    assert str(error.value).startswith(sentence)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_that_are_not_finite_are_laid_at_the_environments_door(train, caplog):
+    with pytest.raises(RunFailed, match="3 updates were not finite"):
+        train(Wrong("nan"), max_rejected=2, **BROKEN)
+    assert "the environment Wrong gave" in caplog.messages[0]
+    assert "rewards that are not finite, so" in caplog.messages[0]
