@@ -10,6 +10,7 @@ import pytest
 
 import lehr
 from lehr.cli import COMMANDS, main
+from lehr.envs import ADAPTERS
 from lehr.schedules import COEFFICIENTS
 
 ROOT = Path(__file__).parent.parent
@@ -222,6 +223,13 @@ def test_list_coefficients(capsys):
 
 def test_list_alone_says_what_can_be_listed(capsys):
     assert table(run(capsys, "list"), "command")[0][0] == "lehr list coefficients"
+
+
+def test_list_suites_names_some_environments_of_those_that_are_installed(capsys):
+    rows = {row[0]: row for row in table(run(capsys, "list", "suites"), "prefix")}
+    assert list(rows) == [f"{prefix}:" for prefix in ADAPTERS]
+    assert "in all" in rows["gym:"][-1]
+    assert rows["jaxdem:"][-1].startswith("not installed: pip install")
 
 
 def test_list_mistakes(capsys):

@@ -124,7 +124,8 @@ class Algorithm:
         policy_key, value_key = jax.random.split(key)
         actor, critic = self.network.part(learner.params)
         advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
-        actor, metrics = self.improve(actor, critic, rollout, advantages, coef, policy_key)
+        with fused.disabled():  # it is differentiated forward, and what is compared must be computed alike
+            actor, metrics = self.improve(actor, critic, rollout, advantages, coef, policy_key)
         critic, state, errors = self.fit(actor, critic, learner.optimiser, rollout, targets, coef, value_key)
         metrics |= errors | rollout_metrics(rollout, advantages, targets)
         metrics["loss/total"] = metrics["loss/policy"] + metrics["loss/entropy"] + metrics["loss/value"]
@@ -154,8 +155,7 @@ class Algorithm:
             return coef["entropy_coef"] * entropy - loss
 
         # --- the direction: J, the derivative of the policy's outputs, is stored once for all steps of the solver
-        with fused.disabled():
-            before, jacobian = jax.linearize(policy_of, start)
+        before, jacobian = jax.linearize(policy_of, start)
         transposed = jax.linear_transpose(jacobian, start)
 
         def divergence(policy: Distribution) -> jax.Array:

@@ -1,6 +1,7 @@
 """`lehr list`: what there is to train, to schedule and to look at."""
 
 import argparse
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -69,6 +70,19 @@ def _environments(arguments: argparse.Namespace) -> Rows:
     return rows
 
 
+def _suites(arguments: argparse.Namespace) -> Rows:
+    """The other suites, and the names in those that are installed."""
+    rows = []
+    for prefix, package in envs.ADAPTERS.items():
+        try:
+            names = importlib.import_module(f"lehr.envs.{prefix}").names()
+            shown = ", ".join(names[:3]) + (f", ... {len(names)} in all" if len(names) > 3 else "")
+        except InputError as error:
+            shown = f"not installed: {str(error).partition(': ')[2]}"
+        rows.append([f"{prefix}:", package, shown])
+    return rows
+
+
 def _space_text(space: Space) -> str:
     """A space in a few characters: its kind, with its sizes."""
     match space:
@@ -122,6 +136,7 @@ LISTS: dict[str, _List] = {
         ("name", "observations", "actions", "agents", "time limit"),
         _environments,
     ),
+    "suites": _List("the other suites of environments, by prefix", ("prefix", "package", "environments"), _suites),
     "runs": _List(
         "the runs in a directory, the newest last", ("name", "status", "env", "env steps", "best return"), _runs
     ),

@@ -4,7 +4,7 @@ from lehr.envs import chain, classic, probes, swarm
 from lehr.envs.base import Environment
 from lehr.envs.check import check_env
 from lehr.envs.host import AnyEnvironment, HostEnvironment
-from lehr.envs.registry import make, names, register
+from lehr.envs.registry import ADAPTERS, make, names, register
 from lehr.envs.wrappers import (
     ActionRepeat,
     AutoReset,
@@ -20,6 +20,7 @@ from lehr.envs.wrappers import (
 )
 
 __all__ = [
+    "ADAPTERS",
     "ActionRepeat",
     "AnyEnvironment",
     "AutoReset",
