@@ -1,5 +1,7 @@
 """Settings for all tests: no silent broadcasting between ranks, and one profile for hypothesis."""
 
+import gc
+
 import hypothesis
 import jax
 import pytest
@@ -16,6 +18,14 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("lehr")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_forgotten():
+    """Let go of what a file has compiled: a process may hold so many pieces of memory, and a program takes a hundred."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture

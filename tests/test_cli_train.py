@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import lehr
-from lehr import config
+from lehr import algorithms, config
 from lehr.algorithms import ppo
 from lehr.cli import main
 from lehr.cli.play import episode
@@ -201,7 +201,7 @@ def test_help_without_an_algorithm_names_those_there_are(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert "one of: ppo" in shown
+    assert f"one of: {', '.join(algorithms.names())}" in shown
     assert "--clip-range" not in shown
 
 
@@ -251,7 +251,7 @@ def test_mistakes(tmp_path, monkeypatch, words, message):
     ("text", "message"),
     [
         ("env: CartPole-v1", "The algorithm is missing"),
-        ("algorithm: 7", "There is no algorithm '7'; known: ppo"),
+        ("algorithm: 7", f"There is no algorithm '7'; known: {', '.join(algorithms.names())}"),
         ("algorithm: ppo\nentropy_cof: 1", "There is no setting 'entropy_cof'; did you mean 'entropy_coef'?"),
         ("algorithm: ppo\nprogress_fn: print", "has 'progress_fn', which is no setting; remove it there."),
         ("algorithm: ppo\nrun-dir: here", "has 'run_dir', which is no setting; remove it there."),
@@ -489,7 +489,8 @@ def test_list_runs(trained, copied):
 
 
 def test_list_algorithms_presets_and_envs():
-    assert table(call("list", "algorithms")[1], "name") == [["ppo", ppo.__doc__.splitlines()[0]]]
+    rows = table(call("list", "algorithms")[1], "name")
+    assert rows == [[name, algorithms.find(name).__doc__.splitlines()[0]] for name in algorithms.names()]
     presets = table(call("list", "presets")[1], "algorithm")
     assert presets[0][:2] == ["ppo", "classic"]
     assert "learning_rate '2.5e-4 -> 0'" in presets[0][2]

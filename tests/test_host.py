@@ -138,6 +138,32 @@ def test_environments_that_cannot_be_brought_back_restart_and_the_run_says_so(tr
     assert resumed.final["env_steps"] == 20 * 32
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_after_a_restart_acting_begins_with_what_the_environments_show(overlap, caplog):
+    settings = {**SMALL, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
+    plan = make_plan("ppo", settings | {"env_parameters": {"autoreset": "same_step"}, "normalise_rewards": True})
+
+    def make_runner():
+        runner = HostRunner(plan.program, plan.coefficients, plan.state, overlap, warn=lambda text: None)
+        runner.compile(plan.state)
+        return runner
+
+    first = make_runner()
+    stopped, _ = first.advance(first.begin(plan.state), 3)
+    first.close()
+    second = make_runner()
+    begun = second.begin(stopped)
+    assert not np.array_equal(begun.actor.obs, stopped.actor.obs)
+    rollouts, collect = [], second._collect
+    second._collect = lambda *arguments: rollouts.append(collect(*arguments)) or rollouts[-1]
+    second.advance(begun, 1)
+    second.close()
+    np.testing.assert_array_equal(rollouts[0].rollout.obs[0], begun.actor.obs)
+    assert np.asarray(rollouts[0].rollout.reset[0]).all()
+    assert not np.asarray(begun.actor.episodes.lengths).any()
+    assert not np.asarray(begun.reward_scaling.returns).any()
+
+
 def test_an_environment_that_does_not_do_the_same_twice_restarts(train, tmp_path, caplog, monkeypatch):
     train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, total_steps=20 * 32)
     monkeypatch.setattr("tests.envs.gym_tasks.Walk._obs", lambda self: (self.place + 1).astype(np.float32))
@@ -187,6 +213,26 @@ def test_an_answer_that_cannot_be_learned_from_is_named(fault, sentence, train):
         train(WrongBatch(fault), total_steps=10_000)
 
 
+def test_a_failure_while_it_is_evaluated_loses_nothing(train, tmp_path):
+    """Training makes 16 steps in each environment, the evaluation more."""
+    with pytest.raises(RunFailed, match=r"While it was evaluated: The environment .* failed in step"):
+        train(TASKS + "Faulty-v0", total_steps=64, evaluate_episodes=64, env_parameters={"fault": "raises"})
+    loaded = lehr.load(tmp_path / "run")
+    assert int(loaded.state.updates) == 2
+    assert loaded.metrics["update"].tolist() == [1, 2]
+
+
+def test_the_actions_that_are_kept_are_those_that_were_given():
+    """Also if the environment writes into them."""
+    env = make(TASKS + "Greedy-v0")
+    batch, again = env.start(2), env.start(2)
+    batch.reset(np.array([1, 2], np.uint32))
+    for _ in range(3):
+        last = batch.step(np.full((2, 1), 0.8, np.float32))
+    np.testing.assert_array_equal(again.restore(batch.state()), last.obs)
+    assert batch.state()["actions"][0, 0, 0] == np.float32(0.8)
+
+
 # Observations and actions of all kinds -------------------------------------------------------------------------------
 
 
@@ -225,6 +271,11 @@ def test_a_vector_environment_that_was_given_is_trained_on(train):
     vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
     result = train(vector, total_steps=640)
     assert result.final["env_steps"] == 640
+    assert not vector.closed
+    with pytest.raises(InputError, match="there is none to evaluate in: set evaluate_episodes=0"):
+        train(vector, "other", total_steps=640, evaluate_episodes=10)
+    with pytest.raises(InputError, match="has 4 environments, but 5 are asked for"):
+        train(vector, "other", total_steps=640, num_envs=5)
 
 
 # Learning ------------------------------------------------------------------------------------------------------------

@@ -87,11 +87,10 @@ def later(*_):
 compile = loop.Loop._compile
 
 def begin(self):
-    chunks = type("Chunks", (), {"dispatch": staticmethod(compile(self))})
+    compile(self)
     begun.append(1)
     if order["place"] == "chunk":
-        before(chunks, "dispatch", order["count"], later)
-    return lambda *arguments: chunks.dispatch(*arguments)
+        before(type(self.runner), "advance", order["count"], later)
 
 loop.Loop._compile = begin
 places = {

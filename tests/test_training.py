@@ -193,10 +193,10 @@ def test_a_metric_that_is_not_measured_at_every_update_is_final_all_the_same(wat
 def test_time_grows_and_the_rate_fits_it(watched):
     elapsed, rate = (watched.result.metrics[f"time/{name}"] for name in ("elapsed", "steps_per_second"))
     assert (np.diff(elapsed) > 0).all()
-    # Between two updates of one chunk there is neither an evaluation nor a checkpoint.
-    same = np.flatnonzero(np.diff(rate) == 0)
-    assert len(same) > 10
-    np.testing.assert_allclose(np.diff(elapsed)[same], STEPS / rate[same], rtol=1e-6)
+    # The rate is that of the run so far, evaluations and checkpoints left out, since the run is shorter than the seconds
+    # that are looked at: not below that of all its time, nor above that of its fastest updates.
+    assert rate[-1] >= STEPS * len(rate) / elapsed[-1] * 0.999
+    assert rate[-1] <= STEPS / np.diff(elapsed).min() * 1.001
 
 
 def test_evaluations_come_at_their_updates_and_at_the_end(watched):

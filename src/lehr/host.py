@@ -6,6 +6,7 @@ the update that is being learned, so that every rollout but the first lags by on
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -28,7 +29,7 @@ from lehr.envs.host import (
 )
 from lehr.errors import InputError
 from lehr.iteration import Program, derive, learn
-from lehr.normalise import RunningStatistics, normalise
+from lehr.normalise import RewardScaling, RunningStatistics, normalise
 from lehr.policy import clip_to
 from lehr.rollout import Collected, Lived, assemble, values
 from lehr.types import Actor, Key, PyTree, TrainState
@@ -133,9 +134,11 @@ class HostRunner:
         obs = ask(self.env.name, "reset", lambda: self.batch.reset(seeds))  # type: ignore[union-attr]
         check_obs(self.env, obs, self.size)
         fresh = jax.tree.map(jnp.zeros_like, actor.episodes)
-        return state._replace(
-            actor=Actor(actor.env_state, self._copied(obs), jnp.ones(self.size, bool), actor.carry, fresh)
-        )
+        scaling = state.reward_scaling
+        if isinstance(scaling, RewardScaling):
+            scaling = replace(scaling, returns=jnp.zeros_like(scaling.returns))
+        begun = Actor(actor.env_state, self._copied(obs), jnp.ones(self.size, bool), actor.carry, fresh)
+        return state._replace(actor=begun, reward_scaling=scaling)
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, np.ndarray]:
         """Make `count` updates. An environment that fails leaves the state of the last whole one."""
@@ -147,10 +150,11 @@ class HostRunner:
         try:
             if self.overlap and updates == 0:
                 pending, lag = self._collect(learned, actor, 0), np.float32(0)
+                actor = pending.actor
             for number in range(updates, updates + count):
                 if self.overlap:
                     learning = self._thread.submit(self._learn, self.coefficients, learned, pending, lag)
-                    pending, lag = self._collect(learned, pending.actor, number + 1), np.float32(1)
+                    pending, lag = self._collect(learned, actor, number + 1), np.float32(1)
                     learned, row = learning.result()
                     actor = pending.actor
                 else:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lehr import checkpoint, runs
+from lehr.envs.host import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.evaluation import make_evaluator
 from lehr.host import Interrupted
@@ -185,7 +186,12 @@ class Loop:
         is_last = self.done >= self.plan.updates
         is_best = False
         if is_last or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
-            found = self._evaluate()
+            try:
+                found = self._evaluate()
+            except EnvironmentFailed as error:
+                found = {}
+                where = f"The last good state is saved in '{self.directory.path}'."
+                self._fail(RunFailed(f"While it was evaluated: {error} {where}"))
             rows[-1] |= found
             is_best = self._is_best(found)
         self._log(rows)

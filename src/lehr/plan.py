@@ -144,6 +144,7 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment |
     run, algorithm_config, network = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
     if isinstance(made, HostEnvironment):
+        made.check(algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
             made = made.with_wrappers(run.action_repeat, run.frame_stack)
     else:

@@ -77,9 +77,11 @@ def train(
         settings: of `RunConfig`, of the algorithm's `Config` and of `NetworkConfig`, in one namespace; every
             coefficient takes any schedule.
     """
-    if env is not None:
-        settings["env"] = env if isinstance(env, str) else type(env).__name__
     instance = None if isinstance(env, str) else env
+    if isinstance(env, str):
+        settings["env"] = env
+    elif env is not None:
+        settings["env"] = type(env).__name__
     if from_run is None:
         plan = make_plan(algorithm, settings, instance)
     else:

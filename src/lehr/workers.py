@@ -1,14 +1,20 @@
 """What runs beside a single Gymnasium environment, in worker processes too: so this file imports no JAX."""
 
 import functools
+import os
+import signal
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 
-def make_env(name: str, parameters: dict[str, Any], index: int, action_repeat: int, frame_stack: int) -> gymnasium.Env:
-    """Number `index` of a batch of environments."""
+def make_env(
+    name: str, parameters: dict[str, Any], index: int, action_repeat: int, frame_stack: int, trainer: int
+) -> gymnasium.Env:
+    """Number `index` of a batch of environments, for the process `trainer`, here or in a process of its own."""
+    if os.getpid() != trainer:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the trainer decides what it means
     env = gymnasium.make(name, disable_env_checker=True, **parameters)
     if action_repeat > 1:
         env = ActionRepeat(env, action_repeat)

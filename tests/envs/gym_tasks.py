@@ -85,6 +85,23 @@ class Picture(gymnasium.Env):
         return self.picture
 
 
+class Greedy(gymnasium.Env):
+    """Adds up its actions, and halves each of them where it stands."""
+
+    observation_space = Box(-100, 100, (1,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.total = self.np_random.uniform(-1, 1, 1)
+        return self.total.astype(np.float32), {}
+
+    def step(self, action):
+        self.total = self.total + action
+        action *= 0.5
+        return self.total.astype(np.float32), 0.0, False, False, {}
+
+
 class Faulty(gymnasium.Env):
     """It works for 20 steps, and then does what its `fault` says."""
 
@@ -149,3 +166,4 @@ gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
 gymnasium.register("Picture-v0", Picture)
 gymnasium.register("Faulty-v0", Faulty)
+gymnasium.register("Greedy-v0", Greedy, max_episode_steps=9)

@@ -154,6 +154,10 @@ def test_an_environment_of_gymnasium_can_be_given_itself():
     env = make(gymnasium.make("CartPole-v1", sutton_barto_reward=True))
     assert env == Gym("CartPole-v1", parameters=(("sutton_barto_reward", True),))
     assert hash(env) == hash(make("gym:CartPole-v1", sutton_barto_reward=True))
+    short = make(gymnasium.make("CartPole-v1", max_episode_steps=50))
+    assert len(short.initial_state(SEEDS)["actions"]) == 50
+    with pytest.raises(InputError, match=r"has wrappers of your own \(TransformReward\): register a function"):
+        make(gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward))
     vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
     assert check_env(make(vector), num_envs=4) == []
     with pytest.raises(InputError, match="has 4 environments, but 5 are asked for: set num_envs=4"):
@@ -168,6 +172,7 @@ def test_an_environment_of_gymnasium_can_be_given_itself():
         ("gym:CartPole-v1", {"colour": "red"}, "gym:CartPole-v1 cannot be made like this"),
         ("gym:CartPole-v1", {"vectorization": "asink"}, "vectorization is 'asink'; known: sync, async, vector"),
         ("gym:CartPole-v1", {"autoreset": "none"}, "autoreset is 'none'; "),
+        ("gym:Acrobot-v1", {"vectorization": "vector"}, "gym:Acrobot-v1 has no vectorised version of its own"),
         ("gym:Blackjack-v1", {}, "has no counterpart here"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import lehr
 from lehr import render
 from lehr.cli import output
 from lehr.envs import Environment, HostEnvironment
+from lehr.envs.host import ask
 from lehr.errors import InputError
 from lehr.policy import Policy
 from lehr.types import Key, PyTree
@@ -69,15 +71,15 @@ def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tupl
 def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
     """The pictures of one episode on the host, and its return, of many agents the mean."""
     agents = env.num_agents
-    batch = env.start(1, render=True)
+    batch = ask(env.name, "its constructor", partial(env.start, 1, render=True))
     try:
-        obs = batch.reset(np.array([seed], np.uint32))
+        obs = ask(env.name, "reset", partial(batch.reset, np.array([seed % 2**32], np.uint32)))
         carry, frames = policy.initial_carry(agents), [batch.render()]
         returns, done = np.zeros(agents), np.zeros(agents, bool)
         while len(frames) <= max_steps and not np.all(done):
             here = jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, env.layout)
             carry, action = policy.step(carry, here, np.full(agents, len(frames) == 1))
-            answer = batch.step(np.asarray(action))
+            answer = ask(env.name, "step", partial(batch.step, np.array(action)))
             returns += np.where(done, 0.0, answer.reward)
             done |= answer.terminated | answer.truncated
             obs = answer.obs

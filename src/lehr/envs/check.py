@@ -44,7 +44,7 @@ def _on_host(env: HostEnvironment, key: Key, num_envs: int, num_steps: int) -> l
         try:
             check_obs(env, ask(env.name, "reset", lambda: batch.reset(np.arange(num_envs, dtype=np.uint32))), size)
             for number in range(num_steps):
-                action = np.asarray(sample(jax.random.fold_in(key, number)))
+                action = np.array(sample(jax.random.fold_in(key, number)))
                 check_step(env, ask(env.name, "step", partial(batch.step, action)), size)
         finally:
             batch.close()

@@ -155,13 +155,22 @@ class GivenPool(Pooled):
         """The pool's."""
         return self.env.spec
 
-    def start(self, num_envs: int, render: bool = False) -> "Pool":
-        """The pool, which exists already."""
+    def check(self, num_envs: int, evaluates: bool) -> None:
+        """Refuse another number of environments, and evaluations, which would disturb the episodes under way."""
         if num_envs != len(self.env):
             raise InputError(
                 f"The pool has {len(self.env)} environments, but {num_envs} are asked for: set "
-                f"num_envs={len(self.env)}, and evaluate_episodes=0, or give the environment by its name."
+                f"num_envs={len(self.env)}, or give the environment by its name."
             )
+        if evaluates:
+            raise InputError(
+                "A pool that you made is the one that is trained on, so there is none to evaluate in: set "
+                "evaluate_episodes=0, or give the environment by its name."
+            )
+
+    def start(self, num_envs: int, render: bool = False) -> "Pool":
+        """The pool, which exists already."""
+        self.check(num_envs, evaluates=False)
         return self._batch(lambda seeds: self.env, num_envs)
 
 

@@ -7,6 +7,7 @@ episodes when a run is resumed.
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,6 +50,8 @@ def make(name: str, vectorization: str = "sync", autoreset: str = "seeded", **pa
             raise InputError(f"{what} is {given!r}; {closest(str(given), known)}")
     settings = tuple((key, _fixed(value)) for key, value in sorted(parameters.items()))
     _single(name, settings, 1, 1)  # to know now whether it can be made
+    if vectorization == "vector" and _gymnasium().spec(name).vector_entry_point is None:
+        raise InputError(f"gym:{name} has no vectorised version of its own: choose vectorization=sync or async.")
     return Gym(name, vectorization, autoreset, settings)
 
 
@@ -76,7 +79,16 @@ def adapt(env: Any, **parameters: Any) -> HostEnvironment:
             f"{env!r} has no spec, so no more like it can be made: register it with gymnasium.register and give its "
             "name as 'gym:NAME', or give a gymnasium.vector.VectorEnv."
         )
-    return make(env.spec.id, **{**env.spec.kwargs, **parameters})
+    spec = env.spec
+    if spec.additional_wrappers:
+        wrappers = ", ".join(wrapper.name for wrapper in spec.additional_wrappers)
+        raise InputError(
+            f"{env!r} has wrappers of your own ({wrappers}): register a function that makes it with them by "
+            "gymnasium.register and give its name as 'gym:NAME', or give a gymnasium.vector.VectorEnv."
+        )
+    changed = spec.max_episode_steps != gymnasium.spec(spec.id).max_episode_steps
+    limit = {"max_episode_steps": spec.max_episode_steps} if changed else {}
+    return make(spec.id, **{**spec.kwargs, **limit, **parameters})
 
 
 @dataclass(frozen=True)
@@ -144,7 +156,9 @@ class Gym(HostEnvironment):
         from lehr import workers
 
         functions = [
-            functools.partial(workers.make_env, self.id, parameters, index, self.action_repeat, self.frame_stack)
+            functools.partial(
+                workers.make_env, self.id, parameters, index, self.action_repeat, self.frame_stack, os.getpid()
+            )
             for index in range(num_envs)
         ]
         modes = gymnasium.vector.AutoresetMode
@@ -193,14 +207,23 @@ class GivenVector(HostEnvironment):
         """Gymnasium's."""
         return actions_of(self.env.single_action_space)
 
-    def start(self, num_envs: int, render: bool = False) -> HostBatch:
-        """The environments, which exist already."""
+    def check(self, num_envs: int, evaluates: bool) -> None:
+        """Refuse another number of environments, and evaluations, which would disturb the episodes under way."""
         if num_envs != self.env.num_envs:
             raise InputError(
                 f"The vector environment has {self.env.num_envs} environments, but {num_envs} are asked for: set "
-                f"num_envs={self.env.num_envs}, and evaluate_episodes=0, or give the environment by its name."
+                f"num_envs={self.env.num_envs}, or give the environment by its name."
             )
-        return SelfResetting(self.env)
+        if evaluates:
+            raise InputError(
+                "A vector environment that you made is the one that is trained on, so there is none to evaluate in: "
+                "set evaluate_episodes=0, or give the environment by its name."
+            )
+
+    def start(self, num_envs: int, render: bool = False) -> HostBatch:
+        """The environments, which exist already, and which stay open for the user."""
+        self.check(num_envs, evaluates=False)
+        return SelfResetting(self.env, stays_open=True)
 
 
 class Seeded(HostBatch):
@@ -226,7 +249,8 @@ class Seeded(HostBatch):
 
     def step(self, action: np.ndarray) -> HostStep:
         """Act, keep the actions, and begin the next episode where one is over."""
-        obs, reward, terminated, truncated = self._answers(action + self.start if self.start else action)
+        # A copy, into which the environment may write: the journal keeps what it was given.
+        obs, reward, terminated, truncated = self._answers(action + self.start)
         done = terminated | truncated
         self.journal.write(action, done)
         final_obs = obs
@@ -271,14 +295,14 @@ class Seeded(HostBatch):
 
     def close(self) -> None:
         """End the environments, and their processes if they have any."""
-        self.envs.close()
+        _close(self.envs)
 
 
 class SelfResetting(HostBatch):
     """Environments that begin the next episode by themselves, in the step that ends one or in the one after."""
 
-    def __init__(self, envs: Any) -> None:
-        self.envs, self.size = envs, envs.num_envs
+    def __init__(self, envs: Any, stays_open: bool = False) -> None:
+        self.envs, self.size, self.stays_open = envs, envs.num_envs, stays_open
         modes = _gymnasium().vector.AutoresetMode
         mode = envs.metadata.get("autoreset_mode")
         if mode not in (modes.SAME_STEP, modes.NEXT_STEP):
@@ -316,8 +340,9 @@ class SelfResetting(HostBatch):
         return np.asarray(frames[0])
 
     def close(self) -> None:
-        """End the environments, and their processes if they have any."""
-        self.envs.close()
+        """End the environments, and their processes if they have any, unless they are the user's."""
+        if not self.stays_open:
+            _close(self.envs)
 
 
 def lean(space: Any) -> spaces.Space:
@@ -355,6 +380,16 @@ def _first_action(space: Any) -> int:
     return int(space.start) if type(space).__name__ == "Discrete" else 0
 
 
+def _close(envs: Any) -> None:
+    """Close, also where a process is gone already: what ended it is the error to hear of."""
+    try:
+        envs.close()
+    except (OSError, EOFError):
+        for process in getattr(envs, "processes", ()):
+            process.terminate()
+        envs.closed = True
+
+
 def _gymnasium() -> Any:
     return load("gymnasium", extra="gym")
 
@@ -366,7 +401,7 @@ def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: i
     from lehr import workers
 
     try:
-        return workers.make_env(name, dict(parameters), 0, action_repeat, frame_stack)
+        return workers.make_env(name, dict(parameters), 0, action_repeat, frame_stack, os.getpid())
     except gymnasium.error.NameNotFound:
         raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names())}") from None
     except gymnasium.error.Error as error:

@@ -90,6 +90,9 @@ class HostEnvironment(ABC):
         """The shape and dtype of each leaf of an observation."""
         return layout(self.observation_space)
 
+    def check(self, num_envs: int, evaluates: bool) -> None:  # noqa: B027  most can do all
+        """Refuse what this environment cannot do: so many at once, or others beside them to evaluate in."""
+
     @abstractmethod
     def start(self, num_envs: int, render: bool = False) -> HostBatch:
         """Make `num_envs` live environments; `render` if pictures will be asked for."""
@@ -215,7 +218,7 @@ class Journal:
         if state["elapsed"].max() > len(state["actions"]):
             raise InputError(f"an episode is longer than the {len(state['actions'])} actions that are kept")
         self.seeds, self.elapsed, self.actions = (state[name].copy() for name in ("seeds", "elapsed", "actions"))
-        return self.actions[: max(1, self.elapsed.max())]
+        return self.actions[: max(1, self.elapsed.max())].copy()
 
 
 def next_seeds(seeds: np.ndarray) -> np.ndarray:

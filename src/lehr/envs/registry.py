@@ -89,7 +89,9 @@ def _adapter(prefix: str) -> ModuleType:
 
 def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
     """An environment that exists already."""
-    packages = {parent.__module__.partition(".")[0] for parent in type(env).__mro__}
+    parents = type(env).__mro__
+    ours = isinstance(env, HostEnvironment) or Environment in parents
+    packages = set() if ours else {parent.__module__.partition(".")[0] for parent in parents}
     for prefix, package in ADAPTERS.items():
         if package in packages:
             return _adapter(prefix).adapt(env, **parameters)
