@@ -72,7 +72,8 @@ class FrameStack(gymnasium.Wrapper):
             raise ValueError(f"frame_stack needs observations in a Box, not in {box}")
         self.count = count
         low, high = self._side_by_side([box.low] * count), self._side_by_side([box.high] * count)
-        self.observation_space = gymnasium.spaces.Box(low, high, dtype=box.dtype.type)
+        dtype: Any = low.dtype.type
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=dtype)
         self.frames: list[np.ndarray] = []
 
     def reset(self, **options: Any) -> Any:
