@@ -8,6 +8,7 @@ from flax import nnx
 
 from lehr.errors import InputError
 from lehr.networks import CNN, MLP
+from lehr.networks.torsos import convolve
 
 
 def rngs():
@@ -94,3 +95,30 @@ def test_bfloat16_computes_in_bfloat16_on_float32_parameters():
     mlp = MLP(3, (64,), dtype=jnp.bfloat16, rngs=rngs())
     assert mlp.layers[0].kernel.dtype == jnp.float32
     assert mlp(jnp.ones(3)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((10, 10, 4), "float32"), ((40, 44, 3), "float32"), ((10, 12, 2), "bfloat16")]
+)
+def test_patches_give_what_the_convolution_gives(shape, dtype):
+    """Outputs and gradients of all convolutions of a CNN, for images of both sizes."""
+    cnn = CNN(shape, (), dtype=jnp.dtype(dtype), rngs=rngs())
+    x = jax.random.normal(jax.random.key(1), (2, *shape)).astype(dtype)
+    for convolution in cnn.convolutions:
+        graphdef, params = nnx.split(convolution)
+        params = jax.tree.map(lambda p: p + 0.1, params)  # a bias that is not 0
+
+        def both(function, params=params, graphdef=graphdef, x=x):
+            def loss(params):
+                out = function(nnx.merge(graphdef, params), x)
+                return jnp.sum(jnp.square(out.astype(jnp.float32))), out
+
+            return jax.value_and_grad(loss, has_aux=True)(params)
+
+        (_, out), gradients = both(convolve)
+        (_, expected), wanted = both(lambda convolution, x: convolution(x))
+        tolerance = 1e-4 if dtype == "float32" else 0.05
+        for found, right in zip(jax.tree.leaves((out, gradients)), jax.tree.leaves((expected, wanted)), strict=True):
+            found, right = np.asarray(found, np.float32), np.asarray(right, np.float32)
+            np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance * np.abs(right).max())
+        x = expected

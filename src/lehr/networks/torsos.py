@@ -5,6 +5,7 @@ Weights start orthogonal with gain √2 and biases at zero. Parameters are float
 
 import itertools
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -124,11 +125,33 @@ class CNN(nnx.Module):
         batch_shape = image.shape[:-3]
         x = to_float(image, self.dtype).reshape(-1, *image.shape[-3:])
         for convolution in self.convolutions:
-            x = ACTIVATIONS[self.activation](convolution(x))
+            x = ACTIVATIONS[self.activation](convolve(convolution, x))
         x = x.reshape(*batch_shape, -1)
         if vector is not None:
             x = jnp.concatenate([x, vector.astype(x.dtype)], -1)
         return self.dense(x)
+
+
+def convolve(convolution: nnx.Conv, x: jax.Array) -> jax.Array:
+    """A convolution without padding, `[N, H, W, C]` to `[N, H', W', F]`.
+
+    On a CPU as one product of patches and kernel: inside a scan, where training happens, XLA has no fast convolution
+    there. (Four gradient steps on two cores: 8 against 188 ms for 256 images of MinAtar, 310 against 5,604 ms for 64 of
+    Atari.)
+    """
+    if jax.default_backend() != "cpu":
+        return convolution(x)
+    kernel, bias = convolution.kernel[...].astype(x.dtype), cast(nnx.Param, convolution.bias)[...].astype(x.dtype)
+    (height, width, channels, filters), stride = kernel.shape, cast(tuple[int, int], convolution.strides)[0]
+    rows, columns = (x.shape[1] - height) // stride + 1, (x.shape[2] - width) // stride + 1
+    shifted = [
+        x[:, i : i + stride * (rows - 1) + 1 : stride, j : j + stride * (columns - 1) + 1 : stride]
+        for i in range(height)
+        for j in range(width)
+    ]
+    patches = jnp.concatenate(shifted, axis=-1).reshape(-1, height * width * channels)
+    out = patches @ kernel.reshape(height * width * channels, filters)
+    return (out + jnp.broadcast_to(bias, out.shape)).reshape(-1, rows, columns, filters)
 
 
 def is_small(image_shape: tuple[int, ...]) -> bool:
