@@ -1,12 +1,20 @@
-"""Settings for all tests: no silent broadcasting between ranks, and one profile for hypothesis."""
+"""Settings for all tests: no silent broadcasting between ranks, a cache of their own, one profile for hypothesis."""
 
+import atexit
 import gc
+import os
+import shutil
+import tempfile
 
 import hypothesis
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Programs that are compiled here are neither taken from the user's cache nor left in it.
+os.environ["LEHR_CACHE"] = tempfile.mkdtemp(prefix="lehr-compiled-")
+atexit.register(shutil.rmtree, os.environ["LEHR_CACHE"], ignore_errors=True)
 
 # Repeatable everywhere, and patient: a busy machine must not fail a test.
 hypothesis.settings.register_profile(
