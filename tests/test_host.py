@@ -14,18 +14,9 @@ from lehr.host import HostRunner
 from lehr.loop import RunFailed
 from lehr.plan import make_plan
 from tests.envs.gym_tasks import WrongBatch
+from tests.small import SMALL
 
 TASKS = "gym:tests.envs.gym_tasks:"
-SMALL = {
-    "num_envs": 4,
-    "horizon": 8,
-    "epochs": 2,
-    "minibatches": 2,
-    "hidden_sizes": (16,),
-    "evaluate_episodes": 0,
-    "tensorboard": False,
-    "progress": False,
-}
 
 
 @pytest.fixture
@@ -220,6 +211,15 @@ def test_a_failure_while_it_is_evaluated_loses_nothing(train, tmp_path):
     loaded = lehr.load(tmp_path / "run")
     assert int(loaded.state.updates) == 2
     assert loaded.metrics["update"].tolist() == [1, 2]
+
+
+def test_what_never_ends_is_evaluated_as_it_stands(monkeypatch):
+    monkeypatch.setattr("lehr.evaluation.MOST_STEPS", 5)
+    plan = make_plan("ppo", {**SMALL, "env": TASKS + "Walk-v0"})
+    monkeypatch.setattr("tests.envs.gym_tasks.Walk.step", lambda self, action: (self._obs(), 1.0, False, False, {}))
+    episodes = lehr.evaluate(plan.policy(plan.state), plan.env, episodes=3)
+    assert episodes.lengths.tolist() == [5, 5, 5]
+    assert episodes.returns.tolist() == [5, 5, 5]
 
 
 def test_the_actions_that_are_kept_are_those_that_were_given():

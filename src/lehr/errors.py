@@ -20,6 +20,8 @@ def closest(given: str, known: Iterable[str]) -> str:
     "did you mean 'entropy_coef'?"
     >>> closest("spline", ["linear", "cosine"])
     'known: linear, cosine'
+    >>> closest("spline", map(str, range(100)))[-15:]
+    ' 59 and 40 more'
     """
     words = list(known)
     match = [word for word in words if word.startswith(given)]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment
-from lehr.envs.host import HostBatch, ask, check_obs, check_step
+from lehr.envs.host import HostBatch, ask, check_obs, check_step, own
 from lehr.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.types import Key
 
@@ -109,9 +109,8 @@ class HostEvaluator:
         step = 0
         while left.any() and step < MOST_STEPS:
             step += 1
-            here = jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, self.env.layout)
             drawn = None if greedy else jax.random.fold_in(key, step)
-            carry, action = policy.step(carry, here, reset, drawn)
+            carry, action = policy.step(carry, own(self.env, obs), reset, drawn)
             answer = ask(self.env.name, "step", partial(batch.step, np.array(action)))
             check_step(self.env, answer, size)
             valid = np.ones(size, bool) if answer.valid is None else answer.valid

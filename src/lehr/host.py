@@ -25,6 +25,7 @@ from lehr.envs.host import (
     ask,
     check_obs,
     check_step,
+    own,
     same_structure,
 )
 from lehr.errors import InputError
@@ -43,14 +44,14 @@ class Interrupted(Exception):
         self.state, self.rows = state, rows
 
 
-def complete(program: Program, coefficients: Coefficients, state: TrainState, overlap: bool) -> TrainState:
+def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
     """The first state of a run on the host with room for all that it will hold."""
     env = program.env
     assert isinstance(env, HostEnvironment)
     env_state = env.initial_state(np.asarray(state.actor.env_state))
     pending: PyTree = ()
     if overlap:
-        shapes = jax.eval_shape(partial(_collected, program), *_template(program, state))
+        shapes = _collected_shapes(program, state)
         pending = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return state._replace(actor=state.actor._replace(env_state=env_state), pending=pending)
 
@@ -67,17 +68,12 @@ class HostRunner:
         warn: Callable[[str], object],
     ) -> None:
         assert isinstance(program.env, HostEnvironment)
-        self.program, self.env, self.coefficients, self.overlap, self.warn = (
-            program,
-            program.env,
-            coefficients,
-            overlap,
-            warn,
-        )
+        self.program, self.env, self.coefficients = program, program.env, coefficients
+        self.overlap, self.warn = overlap, warn
         config = program.algorithm.config
         self.horizon, self.size = config.horizon, config.num_envs * self.env.num_agents
-        shapes = jax.eval_shape(partial(_collected, program), *_template(program, state))
-        _, metrics = jax.eval_shape(partial(learn, program), coefficients, _without_actor(state), shapes)
+        self._shapes = _collected_shapes(program, state)
+        _, metrics = jax.eval_shape(partial(learn, program), coefficients, _without_actor(state), self._shapes)
         self.names = tuple(sorted([*metrics, "rollout/lag"]))
         self.batch: HostBatch | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
@@ -92,36 +88,31 @@ class HostRunner:
     def compile(self, state: TrainState) -> None:
         """Compile acting and learning."""
         params, statistics = state.learner.params, state.observation_statistics
-        arguments = _template(self.program, state)
-        shapes = jax.eval_shape(self._collected, *arguments)
-        self._learn = (
-            jax.jit(partial(self._update, self.program))
-            .lower(self.coefficients, _without_actor(state), shapes, jnp.float32(0))
-            .compile()
-        )
+        update = jax.jit(self._update).lower(self.coefficients, _without_actor(state), self._shapes, jnp.float32(0))
+        self._learn = update.compile()
         actor, keys = state.actor, np.asarray(self._keys(state.key, np.uint32(0)))
         self._act(self._pack(params), statistics, actor.carry, actor.obs, actor.reset, keys[0])
         self._value(params, statistics, actor.carry, actor.obs)
 
     def _update(
-        self, program: Program, coefficients: Coefficients, state: TrainState, collected: Collected, lag: jax.Array
+        self, coefficients: Coefficients, state: TrainState, collected: Collected, lag: jax.Array
     ) -> tuple[TrainState, jax.Array]:
-        state, metrics = learn(program, coefficients, state, collected)
+        state, metrics = learn(self.program, coefficients, state, collected)
         metrics["rollout/lag"] = lag
         return _without_actor(state), jnp.stack([metrics[name].astype(jnp.float32) for name in self.names])
 
     def begin(self, state: TrainState) -> TrainState:
         """Start the environments and bring them to where the state says they are."""
         config = self.program.algorithm.config
-        self.batch = ask(self.env.name, "its constructor", partial(self.env.start, config.num_envs))
+        self.batch = batch = ask(self.env.name, "its constructor", partial(self.env.start, config.num_envs))
         actor, updates = state.actor, int(state.updates)
-        if self.batch.restores:
+        if batch.restores:
             saved = jax.tree.map(np.asarray, actor.env_state)
             try:
-                obs = ask(self.env.name, "reset", partial(self.batch.restore, saved))
+                obs = ask(self.env.name, "reset", partial(batch.restore, saved))
                 if updates == 0 or _same(obs, actor.obs):
                     check_obs(self.env, obs, self.size)
-                    return state._replace(actor=actor._replace(obs=self._copied(obs)))
+                    return state._replace(actor=actor._replace(obs=own(self.env, obs)))
                 reason = "it does not do the same twice"
             except EnvironmentFailed as error:
                 if not isinstance(error.__cause__, InputError):
@@ -131,13 +122,13 @@ class HostRunner:
         elif updates:
             self.warn(f"The environments of {self.env.name} cannot be brought back to where they were: they restart.")
         seeds = np.asarray(jax.random.bits(derive(state.key, "environments", updates), (config.num_envs,), jnp.uint32))
-        obs = ask(self.env.name, "reset", lambda: self.batch.reset(seeds))  # type: ignore[union-attr]
+        obs = ask(self.env.name, "reset", partial(batch.reset, seeds))
         check_obs(self.env, obs, self.size)
         fresh = jax.tree.map(jnp.zeros_like, actor.episodes)
         scaling = state.reward_scaling
         if isinstance(scaling, RewardScaling):
             scaling = replace(scaling, returns=jnp.zeros_like(scaling.returns))
-        begun = Actor(actor.env_state, self._copied(obs), jnp.ones(self.size, bool), actor.carry, fresh)
+        begun = Actor(actor.env_state, own(self.env, obs), jnp.ones(self.size, bool), actor.carry, fresh)
         return state._replace(actor=begun, reward_scaling=scaling)
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, np.ndarray]:
@@ -176,10 +167,6 @@ class HostRunner:
     def _table(self, rows: list[jax.Array]) -> np.ndarray:
         return np.stack(jax.device_get(rows)) if rows else np.zeros((0, len(self.names)), np.float32)
 
-    def _copied(self, obs: PyTree) -> PyTree:
-        """Observations in the dtypes of their space, in memory of their own."""
-        return jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, self.env.layout)
-
     def _collect(self, state: TrainState, actor: Actor, number: int) -> Collected:
         """Rollout `number`, from where the actor stands, with the parameters of a state."""
         assert self.batch is not None
@@ -204,7 +191,7 @@ class HostRunner:
             if answer.valid is not None:
                 valid[t] = answer.valid
             if answer.truncated.any():
-                last = self._copied(answer.final_obs)
+                last = own(self.env, answer.final_obs)
                 final_value[t] = np.asarray(self._value(params, statistics, carry, last))
             current, reset = answer.obs, done[t]
         lived = {
@@ -217,7 +204,7 @@ class HostRunner:
             "final_value": final_value,
         }
         before = actor._replace(env_state=())
-        return self._collected(params, statistics, before, lived, carry, self._copied(current))
+        return self._collected(params, statistics, before, lived, carry, own(self.env, current))
 
 
 # What is compiled ----------------------------------------------------------------------------------------------------
@@ -288,8 +275,8 @@ def _prepared(statistics: Any, obs: PyTree) -> PyTree:
     return normalise(statistics, obs) if isinstance(statistics, RunningStatistics) else obs
 
 
-def _template(program: Program, state: TrainState) -> tuple[Any, ...]:
-    """Arguments of `_collected` as shapes."""
+def _collected_shapes(program: Program, state: TrainState) -> Collected:
+    """What `_collected` gives, as shapes."""
     env, actor = program.env, state.actor._replace(env_state=())
     assert isinstance(env, HostEnvironment)
     steps, size = program.algorithm.config.horizon, actor.reset.shape[0]
@@ -310,7 +297,7 @@ def _template(program: Program, state: TrainState) -> tuple[Any, ...]:
         "valid": flag if env.masks else (),
         "final_value": number_of,
     }
-    return params, statistics, actor, lived, actor.carry, actor.obs
+    return jax.eval_shape(partial(_collected, program), params, statistics, actor, lived, actor.carry, actor.obs)
 
 
 def _without_actor(state: TrainState) -> TrainState:

@@ -21,6 +21,7 @@ from lehr.envs import (
     make,
 )
 from lehr.envs.check import structure
+from lehr.envs.host import check_size
 from lehr.errors import InputError
 from lehr.host import complete
 from lehr.iteration import Program, assemble
@@ -112,11 +113,6 @@ class Plan:
         """Updates of the whole run: as many as the budget needs."""
         return -(-self.run.total_steps // self.program.steps_per_update)
 
-    @property
-    def overlap(self) -> bool:
-        """Whether environments step while the device learns."""
-        return self.run.overlap
-
     def check_clock(self, updates: int, env_steps: int) -> None:
         """Make sure that the updates of a checkpoint are as many env steps here as they were."""
         now = self.program.steps_per_update
@@ -144,7 +140,7 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment |
     run, algorithm_config, network = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
     if isinstance(made, HostEnvironment):
-        made.check(algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
+        check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
             made = made.with_wrappers(run.action_repeat, run.frame_stack)
     else:
@@ -161,7 +157,7 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment |
             made = FlattenObservation(FrameStack(made, run.frame_stack))
     program, coefficients, state = assemble(algorithm, made, algorithm_config, network, run.total_steps, run.seed)
     if isinstance(made, HostEnvironment):
-        state = complete(program, coefficients, state, run.overlap)
+        state = complete(program, state, run.overlap)
     return Plan(algorithm, run, algorithm_config, network, made, program, coefficients, state)
 
 

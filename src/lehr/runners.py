@@ -1,5 +1,6 @@
 """How the updates of a run are made: many in one compiled program, or one by one around environments on the host."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -59,7 +60,9 @@ class DeviceRunner:
         """There is nothing to let go of."""
 
 
-def make_runner(program: Program, coefficients: Coefficients, state: TrainState, overlap: bool, warn: Any) -> Runner:
+def make_runner(
+    program: Program, coefficients: Coefficients, state: TrainState, overlap: bool, warn: Callable[[str], object]
+) -> Runner:
     """The runner for where the environments are; `warn` is told what the user should not miss."""
     if isinstance(program.env, HostEnvironment):
         return HostRunner(program, coefficients, state, overlap, warn)

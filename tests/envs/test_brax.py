@@ -15,6 +15,7 @@ from lehr.errors import InputError
 from lehr.iteration import assemble, chunk, metric_names
 from lehr.networks import NetworkConfig
 from lehr.spaces import Box
+from tests.small import SMALL
 
 pytest.importorskip("brax")
 brax = adapter._brax()
@@ -212,14 +213,7 @@ def test_a_run_is_trained(tmp_path):
         env_parameters={"episode_length": 8},
         run_dir=tmp_path / "run",
         total_steps=256,
-        num_envs=4,
-        horizon=16,
-        epochs=1,
-        minibatches=1,
-        hidden_sizes=(16,),
-        evaluate_episodes=0,
-        tensorboard=False,
-        progress=False,
+        **SMALL,
     )
     assert np.isfinite(result.metrics["loss/policy"]).all()
 

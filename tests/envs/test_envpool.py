@@ -10,6 +10,7 @@ from lehr import spaces
 from lehr.envs import check_env, make
 from lehr.envs import envpool as adapter
 from lehr.errors import InputError
+from tests.small import SMALL
 
 envpool = pytest.importorskip("envpool")
 gymnasium = pytest.importorskip("gymnasium")
@@ -18,16 +19,6 @@ gymnasium = pytest.importorskip("gymnasium")
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting to float32:UserWarning")
 
 SEEDS = np.array([3, 4_000_000_000, 5], np.uint32)
-SMALL = {
-    "num_envs": 4,
-    "horizon": 8,
-    "epochs": 2,
-    "minibatches": 2,
-    "hidden_sizes": (16,),
-    "evaluate_episodes": 0,
-    "tensorboard": False,
-    "progress": False,
-}
 
 
 def raw(name, **parameters):

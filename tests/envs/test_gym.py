@@ -1,10 +1,14 @@
 """Gymnasium's environments: what a batch answers, against single environments stepped by hand."""
 
+import os
+import signal
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
 
-from lehr import spaces
+from lehr import spaces, workers
 from lehr.envs import check_env, make
 from lehr.envs.gym import Gym
 from lehr.envs.host import next_seeds
@@ -112,6 +116,29 @@ def test_environments_are_brought_back_by_their_actions(vectorization):
     finally:
         one.close()
         other.close()
+
+
+def test_ctrl_c_is_the_trainers_alone(monkeypatch):
+    """In a process of its own an environment does not hear it, in the trainer's nothing changes."""
+    heard = []
+    monkeypatch.setattr("lehr.workers.signal.signal", lambda *arguments: heard.append(arguments))
+    arguments = "CartPole-v1", {}, 0, 1, 1
+    workers.make_env(*arguments, trainer=os.getpid())
+    assert heard == []
+    workers.make_env(*arguments, trainer=os.getpid() + 1)
+    assert heard == [(signal.SIGINT, signal.SIG_IGN)]
+
+
+def test_closing_does_not_hide_what_ended_a_process():
+    batch = make("gym:CartPole-v1").start(1)
+    ended = []
+
+    def close():
+        raise EOFError
+
+    batch.envs.close, batch.envs.processes = close, [SimpleNamespace(terminate=lambda: ended.append(True))]
+    batch.close()
+    assert ended == [True]
 
 
 def test_the_vectorised_version_of_an_environment():

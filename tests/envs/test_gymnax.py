@@ -15,6 +15,7 @@ from lehr.errors import InputError
 from lehr.iteration import assemble, chunk, metric_names
 from lehr.networks import NetworkConfig
 from lehr.spaces import Box, Dict, Discrete
+from tests.small import SMALL
 
 gymnax = pytest.importorskip("gymnax")
 environment = pytest.importorskip("gymnax.environments.environment")
@@ -277,20 +278,13 @@ def test_images_are_trained_on(tmp_path):
         env="gymnax:Breakout-MinAtar",
         run_dir=tmp_path / "run",
         total_steps=256,
-        num_envs=4,
-        horizon=16,
-        epochs=1,
-        minibatches=1,
-        hidden_sizes=(16,),
-        evaluate_episodes=0,
-        tensorboard=False,
-        progress=False,
+        **SMALL,
     )
     assert np.isfinite(result.metrics["loss/policy"]).all()
 
 
 BREAKOUT = {
-    "torso": "mlp",  # convolutions inside a loop are slow on a CPU
+    "torso": "mlp",  # quicker than convolutions
     "num_envs": 32,
     "horizon": 32,
     "epochs": 4,

@@ -1,5 +1,6 @@
 """docs/environments.md: its code runs, and its table is true."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def test_the_wrappers_of_the_page_exist():
 
 def test_the_table_lists_every_environment():
     assert sorted(row[0] for row in ROWS) == envs.names()
+
+
+@pytest.mark.parametrize(("prefix", "name"), re.findall(r"^\| `([a-z]+):` \|.*`\1:([^`]+)`", PAGE, re.MULTILINE))
+def test_the_examples_of_other_suites_are_there(prefix, name):
+    pytest.importorskip(envs.ADAPTERS[prefix])
+    assert name in importlib.import_module(f"lehr.envs.{prefix}").names()
+
+
+def test_every_suite_is_in_the_table():
+    assert sorted(re.findall(r"^\| `([a-z]+):` \|", PAGE, re.MULTILINE)) == sorted(envs.ADAPTERS)
 
 
 @pytest.mark.parametrize(("name", "observation", "action", "limit"), ROWS)

@@ -14,6 +14,7 @@ from lehr.envs import check_env, make
 from lehr.envs import pettingzoo as adapter
 from lehr.envs.host import EnvironmentFailed, ask, next_seeds
 from lehr.errors import InputError
+from tests.small import SMALL
 
 gymnasium = pytest.importorskip("gymnasium")
 try:
@@ -22,16 +23,6 @@ except ImportError:
     ParallelEnv = object
 
 SEEDS = np.array([3, 4_000_000_000, 5], np.uint32)
-SMALL = {
-    "num_envs": 4,
-    "horizon": 8,
-    "epochs": 2,
-    "minibatches": 2,
-    "hidden_sizes": (16,),
-    "evaluate_episodes": 0,
-    "tensorboard": False,
-    "progress": False,
-}
 
 
 class Crowd(ParallelEnv):

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from lehr.envs import TimeLimit, make, names, register
+from lehr.envs import Environment, TimeLimit, make, names, register
 from lehr.envs.classic import CartPole
 from lehr.errors import InputError
 from lehr.spaces import Dict
@@ -67,3 +67,17 @@ def test_types_hold_under_double_precision_and_strict_rank_promotion(name):
     assert timestep.terminated.dtype == timestep.truncated.dtype == bool
     assert timestep.reward.shape == timestep.terminated.shape == timestep.truncated.shape == shape
     assert jax.tree.map(lambda leaf: leaf.dtype, state) == jax.tree.map(lambda leaf: leaf.dtype, next_state)
+
+
+def test_what_is_of_lehrs_kind_is_not_adapted_whatever_else_it_is():
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Both(Environment, gymnasium.Env):
+        def reset(self, key):
+            raise AssertionError
+
+        def step(self, key, state, action):
+            raise AssertionError
+
+    env = Both()
+    assert make(env) is env

@@ -11,7 +11,7 @@ import lehr
 from lehr import render
 from lehr.cli import output
 from lehr.envs import Environment, HostEnvironment
-from lehr.envs.host import ask
+from lehr.envs.host import ask, own
 from lehr.errors import InputError
 from lehr.policy import Policy
 from lehr.types import Key, PyTree
@@ -77,8 +77,7 @@ def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int
         carry, frames = policy.initial_carry(agents), [batch.render()]
         returns, done = np.zeros(agents), np.zeros(agents, bool)
         while len(frames) <= max_steps and not np.all(done):
-            here = jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, env.layout)
-            carry, action = policy.step(carry, here, np.full(agents, len(frames) == 1))
+            carry, action = policy.step(carry, own(env, obs), np.full(agents, len(frames) == 1))
             answer = ask(env.name, "step", partial(batch.step, np.array(action)))
             returns += np.where(done, 0.0, answer.reward)
             done |= answer.terminated | answer.truncated

@@ -19,7 +19,7 @@ import numpy as np
 
 from lehr import spaces
 from lehr.envs.gym import actions_of, lean
-from lehr.envs.host import HostBatch, HostEnvironment, HostStep
+from lehr.envs.host import HostBatch, HostEnvironment, HostStep, check_size, late_reset
 from lehr.envs.optional import load
 from lehr.errors import InputError, closest
 from lehr.types import PyTree
@@ -118,7 +118,7 @@ class EnvPool(Pooled):
     parameters: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """`envpool:` and the name in EnvPool."""
         return f"envpool:{self.id}"
 
@@ -146,7 +146,7 @@ class GivenPool(Pooled):
     env: Any
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its class."""
         return type(self.env).__name__
 
@@ -155,22 +155,14 @@ class GivenPool(Pooled):
         """The pool's."""
         return self.env.spec
 
-    def check(self, num_envs: int, evaluates: bool) -> None:
-        """Refuse another number of environments, and evaluations, which would disturb the episodes under way."""
-        if num_envs != len(self.env):
-            raise InputError(
-                f"The pool has {len(self.env)} environments, but {num_envs} are asked for: set "
-                f"num_envs={len(self.env)}, or give the environment by its name."
-            )
-        if evaluates:
-            raise InputError(
-                "A pool that you made is the one that is trained on, so there is none to evaluate in: set "
-                "evaluate_episodes=0, or give the environment by its name."
-            )
+    @property
+    def fixed_size(self) -> int:
+        """As many as the pool holds."""
+        return len(self.env)
 
     def start(self, num_envs: int, render: bool = False) -> "Pool":
         """The pool, which exists already."""
-        self.check(num_envs, evaluates=False)
+        check_size(self, num_envs)
         return self._batch(lambda seeds: self.env, num_envs)
 
 
@@ -195,10 +187,8 @@ class Pool(HostBatch):
         taken = action + self.first_action if self.first_action else action
         obs, reward, terminated, truncated, _ = self.pool.step(taken)
         obs = _channels_last(self.space, obs)
-        valid, self.over = ~self.over, (terminated | truncated) & ~self.over
-        return HostStep(
-            obs, obs, np.where(valid, reward, 0.0), np.where(valid, terminated, True), truncated & valid, valid
-        )
+        over, self.over = self.over, (terminated | truncated) & ~self.over
+        return late_reset(over, obs, reward, terminated, truncated)
 
     def render(self) -> np.ndarray:
         """A picture of the first environment."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lehr import spaces
-from lehr.envs.host import HostBatch, HostEnvironment, HostStep, Journal
+from lehr.envs.host import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset
 from lehr.envs.optional import load
 from lehr.errors import InputError, closest
 from lehr.types import PyTree
@@ -103,17 +103,17 @@ class Gym(HostEnvironment):
     frame_stack: int = 1
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """`gym:` and the name in Gymnasium."""
         return f"gym:{self.id}"
 
     @property
-    def env_steps_per_step(self) -> int:  # type: ignore[override]
+    def env_steps_per_step(self) -> int:
         """How often each action is made."""
         return self.action_repeat
 
     @functools.cached_property
-    def masks(self) -> bool:  # type: ignore[override]
+    def masks(self) -> bool:
         """Whether a step may be only a reset."""
         if self.vectorization == "vector":
             batch = self.start(1)
@@ -187,13 +187,13 @@ class GivenVector(HostEnvironment):
     env: Any
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Its class, or the name in Gymnasium."""
         spec = getattr(self.env, "spec", None)
         return type(self.env).__name__ if spec is None else f"gym:{spec.id}"
 
     @property
-    def masks(self) -> bool:  # type: ignore[override]
+    def masks(self) -> bool:
         """Whether a step may be only a reset."""
         return SelfResetting(self.env).late
 
@@ -207,22 +207,14 @@ class GivenVector(HostEnvironment):
         """Gymnasium's."""
         return actions_of(self.env.single_action_space)
 
-    def check(self, num_envs: int, evaluates: bool) -> None:
-        """Refuse another number of environments, and evaluations, which would disturb the episodes under way."""
-        if num_envs != self.env.num_envs:
-            raise InputError(
-                f"The vector environment has {self.env.num_envs} environments, but {num_envs} are asked for: set "
-                f"num_envs={self.env.num_envs}, or give the environment by its name."
-            )
-        if evaluates:
-            raise InputError(
-                "A vector environment that you made is the one that is trained on, so there is none to evaluate in: "
-                "set evaluate_episodes=0, or give the environment by its name."
-            )
+    @property
+    def fixed_size(self) -> int:
+        """As many as the vector environment holds."""
+        return self.env.num_envs
 
     def start(self, num_envs: int, render: bool = False) -> HostBatch:
         """The environments, which exist already, and which stay open for the user."""
-        self.check(num_envs, evaluates=False)
+        check_size(self, num_envs)
         return SelfResetting(self.env, stays_open=True)
 
 
@@ -328,9 +320,8 @@ class SelfResetting(HostBatch):
             done = np.logical_or(terminated, truncated)
             final_obs = _with_final(obs, info, done) if done.any() else obs
             return HostStep(obs, final_obs, np.array(reward), np.array(terminated), np.array(truncated))
-        valid, self.over = ~self.over, np.logical_or(terminated, truncated) & ~self.over
-        reward, terminated = np.where(valid, reward, 0.0), np.where(valid, terminated, True)
-        return HostStep(obs, obs, reward, terminated, np.where(valid, truncated, False), valid)
+        over, self.over = self.over, np.logical_or(terminated, truncated) & ~self.over
+        return late_reset(over, obs, reward, terminated, truncated)
 
     def render(self) -> np.ndarray:
         """A picture of the first environment."""
@@ -346,20 +337,19 @@ class SelfResetting(HostBatch):
 
 
 def lean(space: Any) -> spaces.Space:
-    """The space as the network sees it: numbers of 64 bits in 32."""
-    found = spaces.from_gymnasium(space)
-    return _lean(found)
+    """A space of Gymnasium's as the network sees it: numbers of 64 bits in 32."""
+    return _lean(spaces.from_gymnasium(space))
 
 
 def _lean(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: _lean(inner) for name, inner in space.spaces.items()})
     if isinstance(space, spaces.Box) and space.dtype.itemsize == 8:
-        kind = np.float32 if space.dtype.kind == "f" else np.int32
-        info = np.iinfo(np.int32) if kind is np.int32 else np.finfo(np.float32)
-        low, high = (np.asarray(bound) for bound in (space.low, space.high))
-        if kind is np.int32:
-            low, high = np.clip(low, info.min, info.max), np.clip(high, info.min, info.max)
+        kind: Any = np.float32
+        low, high = space.low, space.high
+        if space.dtype.kind != "f":
+            limits = np.iinfo(np.int32)
+            kind, low, high = np.int32, *(np.clip(bound, limits.min, limits.max) for bound in (low, high))
         with np.errstate(over="ignore"):  # a bound beyond float32 is infinite there
             return spaces.Box(low.astype(kind), high.astype(kind), space.shape, np.dtype(kind))
     return space

@@ -54,26 +54,45 @@ class HostBatch(ABC):
         return ()
 
     def restore(self, state: PyTree) -> PyTree:
-        """Bring the environments to where they were: observations `[N, ...]`."""
-        raise NotImplementedError
+        """Bring the environments to where they were: observations `[N, ...]`. Asked only of a batch that `restores`."""
+        raise InputError("these environments cannot be brought back")
 
     def render(self) -> np.ndarray:
         """A picture of the first environment, uint8 `[H, W, 3]`."""
         raise InputError("This environment draws no pictures.")
 
-    def close(self) -> None:  # noqa: B027  there may be nothing to close
-        """Let go of processes and windows."""
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of processes, threads and windows."""
 
 
 class HostEnvironment(ABC):
     """A description of an environment on the host: immutable and hashable, with the attributes of `Environment`."""
 
-    name: str
-    """As the user wrote it, for messages."""
-    num_agents: int = 1
-    env_steps_per_step: int = 1
-    masks: bool = False
-    """Whether steps may be invalid; then `HostStep.valid` is always given."""
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As the user wrote it, for messages."""
+
+    @property
+    def num_agents(self) -> int:
+        """How many agents act at every step."""
+        return 1
+
+    @property
+    def env_steps_per_step(self) -> int:
+        """How many steps of the task one step makes."""
+        return 1
+
+    @property
+    def masks(self) -> bool:
+        """Whether steps may be invalid; then `HostStep.valid` is always given."""
+        return False
+
+    @property
+    def fixed_size(self) -> int | None:
+        """How many environments there are, where they exist already: they are trained in, and no more can be made."""
+        return None
 
     @property
     @abstractmethod
@@ -89,9 +108,6 @@ class HostEnvironment(ABC):
     def layout(self) -> PyTree:
         """The shape and dtype of each leaf of an observation."""
         return layout(self.observation_space)
-
-    def check(self, num_envs: int, evaluates: bool) -> None:  # noqa: B027  most can do all
-        """Refuse what this environment cannot do: so many at once, or others beside them to evaluate in."""
 
     @abstractmethod
     def start(self, num_envs: int, render: bool = False) -> HostBatch:
@@ -110,6 +126,22 @@ class HostEnvironment(ABC):
 
 AnyEnvironment: TypeAlias = Environment | HostEnvironment
 """An environment on the device or on the host."""
+
+
+def check_size(env: HostEnvironment, num_envs: int, evaluates: bool = False) -> None:
+    """Refuse another number of environments than there are, and evaluations, which would disturb their episodes."""
+    if env.fixed_size is None:
+        return
+    if num_envs != env.fixed_size:
+        raise InputError(
+            f"{env.name} has {env.fixed_size} environments, but {num_envs} are asked for: set "
+            f"num_envs={env.fixed_size}, or give the environment by its name."
+        )
+    if evaluates:
+        raise InputError(
+            f"The environments of {env.name} that you made are trained in, so there is none to evaluate in: set "
+            "evaluate_episodes=0, or give the environment by its name."
+        )
 
 
 class EnvironmentFailed(RuntimeError):
@@ -170,6 +202,18 @@ def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
 def layout(space: Space) -> PyTree:
     """The shape and dtype of each leaf of a space's members."""
     return jax.eval_shape(space.sample, jax.random.key(0))
+
+
+def own(env: HostEnvironment, obs: PyTree) -> PyTree:
+    """Observations in the dtypes of their space, in memory of their own."""
+    return jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, env.layout)
+
+
+def late_reset(over: np.ndarray, obs: PyTree, reward: Any, terminated: Any, truncated: Any) -> HostStep:
+    """The step of environments that spend one on their reset, which those that were `over` before it did."""
+    valid = ~over
+    reward, terminated = np.where(valid, reward, 0.0), np.where(valid, terminated, True)
+    return HostStep(obs, obs, reward, terminated, np.where(valid, truncated, False), valid)
 
 
 def same_structure(one: PyTree, other: PyTree) -> bool:

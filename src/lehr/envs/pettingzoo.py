@@ -98,7 +98,7 @@ class Parallel(HostEnvironment):
         return found
 
     @property
-    def num_agents(self) -> int:  # type: ignore[override]
+    def num_agents(self) -> int:
         """How many agents there may be."""
         return len(self.agents)
 
@@ -144,7 +144,7 @@ class PettingZoo(Parallel):
     parameters: tuple[tuple[str, Any], ...] = ()
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """`pettingzoo:` and the module."""
         return f"pettingzoo:{self.module}"
 
@@ -167,7 +167,7 @@ class GivenParallel(Parallel):
     env: Any
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """What the environment calls itself."""
         return str(self.env)
 
