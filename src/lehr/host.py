@@ -74,7 +74,7 @@ class HostRunner:
         self.horizon, self.size = config.horizon, config.num_envs * self.env.num_agents
         self._shapes = _collected_shapes(program, state)
         _, metrics = jax.eval_shape(partial(learn, program), coefficients, _without_actor(state), self._shapes)
-        self.names = tuple(sorted([*metrics, "rollout/lag"]))
+        self.names = tuple(sorted({*metrics, "rollout/lag"}))
         self.batch: HostBatch | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
         # One vector is handed over faster than many arrays, and it is handed over at every step.
@@ -98,7 +98,7 @@ class HostRunner:
         self, coefficients: Coefficients, state: TrainState, collected: Collected, lag: jax.Array
     ) -> tuple[TrainState, jax.Array]:
         state, metrics = learn(self.program, coefficients, state, collected)
-        metrics["rollout/lag"] = lag
+        metrics["rollout/lag"] = lag  # which an overlap makes larger than the algorithm knows
         return _without_actor(state), jnp.stack([metrics[name].astype(jnp.float32) for name in self.names])
 
     def begin(self, state: TrainState) -> TrainState:
@@ -137,15 +137,15 @@ class HostRunner:
         rows: list[jax.Array] = []
         learned, actor, pending, updates = _without_actor(state), state.actor, state.pending, int(state.updates)
         whole = state
-        lag = np.float32(self.overlap)
         try:
             if self.overlap and updates == 0:
-                pending, lag = self._collect(learned, actor, 0), np.float32(0)
+                pending = self._collect(learned, actor, 0)
                 actor = pending.actor
             for number in range(updates, updates + count):
+                lag = np.float32(min(number, self.program.lag + self.overlap))
                 if self.overlap:
                     learning = self._thread.submit(self._learn, self.coefficients, learned, pending, lag)
-                    pending, lag = self._collect(learned, actor, number + 1), np.float32(1)
+                    pending = self._collect(learned, actor, number + 1)
                     learned, row = learning.result()
                     actor = pending.actor
                 else:
@@ -168,9 +168,9 @@ class HostRunner:
         return np.stack(jax.device_get(rows)) if rows else np.zeros((0, len(self.names)), np.float32)
 
     def _collect(self, state: TrainState, actor: Actor, number: int) -> Collected:
-        """Rollout `number`, from where the actor stands, with the parameters of a state."""
+        """Rollout `number`, from where the actor stands, with the parameters that a state acts with."""
         assert self.batch is not None
-        params, statistics = state.learner.params, state.observation_statistics
+        params, statistics = state.acting, state.observation_statistics
         shape = (self.horizon, self.size)
         # The arrays are new for every rollout: on a CPU the device may look at them without a copy.
         obs = jax.tree.map(lambda like: np.empty((*shape, *like.shape), like.dtype), self.env.layout)

@@ -72,6 +72,11 @@ class Program:
         config = self.algorithm.config
         return config.num_envs * self.env.num_agents * config.horizon * self.env.env_steps_per_step
 
+    @property
+    def lag(self) -> int:
+        """By how many updates the policy that acts is behind the one that learns."""
+        return getattr(self.algorithm.config, "lag", 0)
+
 
 def initial_state(program: Program, coefficients: Coefficients, params: PyTree, key: Key) -> TrainState:
     """A run before its first update. Environments on the host have not begun yet: their observations are zeros."""
@@ -89,6 +94,7 @@ def initial_state(program: Program, coefficients: Coefficients, params: PyTree, 
         updates=jnp.uint32(0),
         rejected=jnp.uint32(0),
         pending=(),
+        behind=jax.tree.map(lambda x: jnp.stack([x] * program.lag), params) if program.lag else (),
     )
 
 
@@ -98,7 +104,7 @@ def iteration(program: Program, coefficients: Coefficients, state: TrainState) -
     collected = collect(
         program.env,
         program.algorithm.network,
-        state.learner.params,
+        state.acting,
         state.actor,
         state.observation_statistics,
         program.algorithm.config.horizon,
@@ -123,6 +129,8 @@ def learn(
     if config.normalise_rewards:
         scaling, reward = scale_rewards(scaling, rollout.reward, rollout.done, coef["discount"], rollout.valid)
         rollout = rollout._replace(reward=reward)
+    if "reward_scale" in coef:
+        rollout = rollout._replace(reward=coef["reward_scale"] * rollout.reward)
 
     # --- advantages, minibatches, loss, update
     learner, metrics = algorithm.learn(state.learner, rollout, coef, derive(state.key, "learn", state.updates))
@@ -142,8 +150,13 @@ def learn(
     )
     rejected = state.rejected + ~sound
     metrics["update/rejected"] = rejected.astype(jnp.float32)
+    behind = state.behind
+    if program.lag:
+        metrics["rollout/lag"] = jnp.minimum(state.updates, program.lag).astype(jnp.float32)
+        newer = jax.tree.map(lambda kept, now: jnp.concatenate([kept[1:], now[None]]), behind, state.learner.params)
+        behind = newer
     state = TrainState(
-        learner, collected.actor, statistics, scaling, controllers, state.key, state.updates + 1, rejected, pending=()
+        learner, collected.actor, statistics, scaling, controllers, state.key, state.updates + 1, rejected, (), behind
     )
     return state, metrics
 

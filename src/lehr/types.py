@@ -59,10 +59,13 @@ class Rollout(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What an algorithm learns: its parameters and what its optimiser remembers."""
+    """What an algorithm learns: its parameters, what its optimiser remembers, and what it remembers itself."""
 
     params: PyTree
+    """The network's."""
     optimiser: PyTree
+    memory: PyTree = ()
+    """Whatever else the algorithm needs at its next update: a target network, rollouts that it looks at again."""
 
 
 class Actor(NamedTuple):
@@ -99,6 +102,16 @@ class TrainState(NamedTuple):
     """uint32 `[]`: updates that were not applied because they were not finite."""
     pending: PyTree
     """What was collected while the last update was learned, to be learned from next; `()` where nothing is."""
+    behind: PyTree = ()
+    """Leaves `[k, ...]`: the parameters before each of the last k updates, oldest first, where those who act lag behind
+    by k updates; `()` where they act with the newest."""
+
+    @property
+    def acting(self) -> PyTree:
+        """The parameters that the next rollout is made with."""
+        if isinstance(self.behind, tuple):
+            return self.learner.params
+        return jax.tree.map(lambda x: x[0], self.behind)
 
 
 Metrics = dict[str, jax.Array]

@@ -69,6 +69,8 @@ def learned(run, observations):
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.__name__)
 def test_the_critic_learns_the_values_of_a_probe(algorithm, probe, continuous, begin, advance):
     env = probe(continuous=continuous)
+    if continuous and env.expected_values(DISCOUNT).actions is None:
+        pytest.skip("what is done does not matter here, so both kinds of actions are one test")
     run = train_on(begin, advance, algorithm, TimeLimit(env, TIME_LIMIT))
     expected = env.expected_values(DISCOUNT)
     found, policy = learned(run, expected.observations)
@@ -142,6 +144,8 @@ def test_the_policy_learns_one_of_several_discrete_choices(algorithm, match, beg
 
 @pytest.mark.parametrize("torso", ["lstm", "gru", "mingru"])
 def test_a_memory_learns_what_was_shown_before(algorithm, torso, recall, begin, advance):
+    if torso != "gru" and algorithm != "ppo":
+        pytest.skip("the memories do not know who trains them: all are tried with one algorithm")
     run = train_on(begin, advance, algorithm, recall, torso=torso, horizon=9, learning_rate="0.01 -> 0")
     assert run.metrics["episode/return"][-20:].mean() > 0.9
     signs = np.array([[-1.0], [1.0]])

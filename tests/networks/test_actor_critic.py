@@ -254,7 +254,9 @@ def test_new_parameters_do_not_trace_again(count_traces):
         ({"activation": "swish"}, "activation is 'swish'; known: auto, tanh"),
         ({"dtype": "float16"}, "dtype is 'float16'"),
         ({"hidden_sizes": (64, 0)}, "at least 1"),
+        ({"critic_hidden_sizes": (-1,)}, r"critic_hidden_sizes is \(-1,\)"),
         ({"shared": True, "critic_torso": "mlp"}, "shared=True"),
+        ({"shared": True, "critic_hidden_sizes": (8,)}, "shared=True"),
     ],
 )
 def test_mistakes_in_the_config_are_explained(options, message):

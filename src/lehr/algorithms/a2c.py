@@ -55,6 +55,8 @@ class Config:
     """Mix of short and long returns in the advantage; 1 gives n-step returns."""
     max_grad_norm: Coef | None = 0.5
     """Largest global norm of the gradient; none clips nothing."""
+    reward_scale: Coef | None = None
+    """Factor on the rewards; none leaves them as they are."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_envs", "horizon")

@@ -85,6 +85,10 @@ class Config:
     """Mix of short and long returns in the advantage."""
     max_grad_norm: Coef | None = 0.5
     """Largest global norm of the gradient; none clips nothing."""
+    reward_scale: Coef | None = None
+    """Factor on the rewards; none leaves them as they are."""
+    kl_coef: Coef | None = None
+    """Weight of the divergence from the policy before the update; none adds nothing to the loss."""
     target_kl: Coef | None = None
     """Divergence at which the rest of an update's gradient steps is left out; none leaves out nothing."""
     rho_clip: Coef = 1.0
@@ -142,12 +146,17 @@ class Config:
         return frozenset(names)
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """What a minibatch is cut from, leaves `[T, N, ...]`."""
 
     rollout: Rollout
+    """Its `log_prob` is of the policy that the ratio is taken against."""
     advantage: jax.Array
+    """float32 `[T, N]`."""
     target: jax.Array
+    """float32 `[T, N]`: of the values."""
+    reference: Any = ()
+    """The policy that `kl_coef` keeps near, a `Distribution` of `[T, N]`; `()` where there is none."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +189,14 @@ class Algorithm:
     def learn(self, learner: Learner, rollout: Rollout, coef: Values, key: Key) -> tuple[Learner, Metrics]:
         """One update: advantages, then minibatches, loss and gradient step, `epochs · minibatches` times."""
         advantage, target = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
-        batch = self._trimmed(_Batch(rollout, advantage, target))
+        reference: Any = ()
+        if "kl_coef" in coef:
+            _, reference, _ = self.network.unroll(learner.params, rollout.carry, rollout.obs, rollout.reset)
+        return self.passes(learner, Batch(rollout, advantage, target, reference), coef, key)
+
+    def passes(self, learner: Learner, whole: Batch, coef: Values, key: Key) -> tuple[Learner, Metrics]:
+        """The learner after all gradient steps on a batch, and what there is to watch."""
+        batch = self._trimmed(whole)
         params, unpack_params = self.optimiser.pack(learner.params)
         source = _Source(self.config, batch, coef, key)
 
@@ -212,10 +228,10 @@ class Algorithm:
         start = (params, learner.optimiser, source.priorities, jnp.bool(True))
         (params, state, _, _), rows = jax.lax.scan(gradient_step, start, source.draws())
         metrics = dict(zip(names, jnp.mean(rows, axis=0), strict=True))
-        metrics |= rollout_metrics(rollout, advantage, target)
-        return Learner(unpack_params(params), state), metrics
+        metrics |= rollout_metrics(whole.rollout, whole.advantage, whole.target)
+        return Learner(unpack_params(params), state, learner.memory), metrics
 
-    def _trimmed(self, batch: _Batch) -> _Batch:
+    def _trimmed(self, batch: Batch) -> Batch:
         """The batch without what these settings do not look at, so that it is not gathered."""
         rollout, empty = batch.rollout, cast(Any, ())
         if self.config.advantage == "gae":
@@ -226,7 +242,7 @@ class Algorithm:
             rollout = rollout._replace(reset=empty)
         return batch._replace(rollout=rollout)
 
-    def _gradients(self, params: PyTree, minibatch: _Batch, weights: Any, coef: Values, key: Key) -> Any:
+    def _gradients(self, params: PyTree, minibatch: Batch, weights: Any, coef: Values, key: Key) -> Any:
         """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
         differentiate = jax.value_and_grad(self.loss, has_aux=True)
         if self.config.standardise_advantages and self.config.advantage == "gae":
@@ -250,7 +266,8 @@ class Algorithm:
         axis = 0 if self.config.minibatching == "flat" else 1
         carry = jax.tree.map(lambda x: cut(x, 0), minibatch.rollout.carry)
         cut_rollout = jax.tree.map(lambda x: cut(x, axis), minibatch.rollout._replace(carry=()))._replace(carry=carry)
-        whole = _Batch(cut_rollout, cut(minibatch.advantage, axis), cut(minibatch.target, axis))
+        rest = jax.tree.map(lambda x: cut(x, axis), minibatch._replace(rollout=cast(Any, ())))
+        whole = rest._replace(rollout=cut_rollout)
         split_weights = None if weights is None else cut(weights, 0)
         keys = jax.random.split(key, parts)
         first = jax.tree.map(lambda x: x[0], (whole, split_weights, keys))
@@ -262,9 +279,9 @@ class Algorithm:
         advantages = jnp.moveaxis(advantages, 0, axis).reshape(minibatch.advantage.shape)
         return (loss, (metrics, advantages)), gradients
 
-    def loss(self, params: PyTree, minibatch: _Batch, weights: Any, coef: Values, key: Key) -> Any:
+    def loss(self, params: PyTree, minibatch: Batch, weights: Any, coef: Values, key: Key) -> Any:
         """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used."""
-        rollout, advantages, targets = minibatch
+        rollout, advantages, targets, reference = minibatch
         valid = validity(rollout)
         # --- policy and value now, and against those that acted
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
@@ -296,6 +313,10 @@ class Algorithm:
             critic_loss = value_loss(values, targets, valid)
         entropy = weighted_mean(policy.entropy(key), valid)
         total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
+        if "kl_coef" in coef:
+            divergence = weighted_mean(reference.kl(policy), valid)
+            total += coef["kl_coef"] * divergence
+            metrics |= {"loss/total": total, "loss/kl": coef["kl_coef"] * divergence, "policy/kl": divergence}
         # --- what to watch
         metrics["policy/ratio"] = weighted_mean(jnp.exp(log_ratio), valid)
         metrics["policy/clip_fraction"] = clip_fraction(log_ratio, coef["clip_range"], valid)
@@ -309,7 +330,7 @@ class Algorithm:
 class _Source:
     """Where minibatches come from: it draws indices and gathers what they point to, as one packed array."""
 
-    def __init__(self, config: Config, batch: _Batch, coef: Values, key: Key) -> None:
+    def __init__(self, config: Config, batch: Batch, coef: Values, key: Key) -> None:
         self.config, self.coef = config, coef
         self.steps, self.size = batch.advantage.shape
         self.draw_key, self.loss_key = jax.random.split(key)
@@ -337,7 +358,7 @@ class _Source:
         length = self.steps * self.size if config.minibatching == "flat" else self.size
         return minibatches.shuffled_epochs(self.draw_key, length, config.minibatches, config.epochs), keys
 
-    def take(self, drawn: Any, priorities: Any, key: Key) -> tuple[_Batch, Any, jax.Array]:
+    def take(self, drawn: Any, priorities: Any, key: Key) -> tuple[Batch, Any, jax.Array]:
         """The minibatch, its importance weights `[n]` or `None`, and the indices of its segments."""
         weights = None
         if self.is_prioritised:

@@ -74,6 +74,8 @@ class Config:
     """Worth of a reward one step later."""
     gae_lambda: Coef = 0.95
     """Mix of short and long returns in the advantage."""
+    reward_scale: Coef | None = None
+    """Factor on the rewards; none leaves them as they are."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_envs", "horizon", "conjugate_steps", "line_search_steps")

@@ -44,6 +44,8 @@ class NetworkConfig:
     hidden_sizes: tuple[int, ...] | None = None
     """Dense layers. By default 64, 64; after convolutions one of 128 (small images) or 512; before a memory one of its
     size. With a memory these layers, or the convolutions and these, encode its input; () leaves them out."""
+    critic_hidden_sizes: tuple[int, ...] | None = None
+    """The critic's dense layers where they are others; by default those of hidden_sizes."""
     recurrent_size: int = 128
     """Size of the memory of lstm, gru and mingru."""
     activation: str = "auto"
@@ -64,7 +66,7 @@ class NetworkConfig:
     """Computation in float32 or bfloat16; parameters, carry, heads and outputs stay float32."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_sizes", "actor_obs", "critic_obs"):
+        for name in ("hidden_sizes", "critic_hidden_sizes", "actor_obs", "critic_obs"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         choices = {
@@ -78,15 +80,18 @@ class NetworkConfig:
             given = getattr(self, name)
             if given not in known:
                 raise InputError(f"{name} is {given!r}; {closest(str(given), filter(None, known))}")
-        if min((self.recurrent_size, *(self.hidden_sizes or ()))) < 1:
+        for name, sizes in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
+            if min((self.recurrent_size, *(sizes or ()))) < 1:
+                raise InputError(
+                    f"{name} is {sizes} and recurrent_size is {self.recurrent_size}: every size must be at least 1; "
+                    f"give {name}=() for no dense layers."
+                )
+        same_sizes = self.critic_hidden_sizes in (None, self.hidden_sizes)
+        same_torso = self.critic_torso in (None, self.torso) and same_sizes
+        if self.shared and not (same_torso and self.actor_obs == self.critic_obs):
             raise InputError(
-                f"hidden_sizes is {self.hidden_sizes} and recurrent_size is {self.recurrent_size}: every size must be "
-                "at least 1; give hidden_sizes=() for no dense layers."
-            )
-        if self.shared and (self.critic_torso not in (None, self.torso) or self.actor_obs != self.critic_obs):
-            raise InputError(
-                "shared=True gives actor and critic one torso, but critic_torso, actor_obs or critic_obs makes them "
-                "differ: remove these, or set shared=False."
+                "shared=True gives actor and critic one torso, but critic_torso, critic_hidden_sizes, actor_obs or "
+                "critic_obs makes them differ: remove these, or set shared=False."
             )
 
 
@@ -215,24 +220,32 @@ def _maker(observation_space: Space, action_space: Space, config: NetworkConfig)
 
 def _trunk(space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Shared | Separate | Twin:
     """One torso where it is shared; where both are MLPs on the same vector, both evaluated together."""
-    actor = _torso(space, config.actor_obs, config.torso, config, rngs)
+    actor = _torso(space, config.actor_obs, config.torso, config.hidden_sizes, config, rngs)
     if config.shared:
         return Shared(actor)
-    critic = _torso(space, config.critic_obs, config.critic_torso or config.torso, config, rngs)
+    sizes = config.hidden_sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
+    critic = _torso(space, config.critic_obs, config.critic_torso or config.torso, sizes, config, rngs)
     feed_forward = not actor.is_recurrent and not critic.is_recurrent
-    if feed_forward and actor.view == critic.view and actor.view.image is None and config.hidden_sizes != ():
+    alike = feed_forward and actor.view == critic.view and sizes == config.hidden_sizes
+    if alike and actor.view.image is None and sizes != ():
         return Twin(actor, critic)
     return Separate(actor, critic)
 
 
-def _torso(space: Space, keys: tuple[str, ...] | None, kind: str, config: NetworkConfig, rngs: nnx.Rngs) -> Torso:
+def _torso(
+    space: Space,
+    keys: tuple[str, ...] | None,
+    kind: str,
+    hidden_sizes: tuple[int, ...] | None,
+    config: NetworkConfig,
+    rngs: nnx.Rngs,
+) -> Torso:
     """An encoder for the selected part of an observation, and a memory if the kind has one."""
     view = make_view(space, keys, kind)
     memory_type = MEMORIES.get(kind)
     activation, dtype = config.activation, jnp.dtype(config.dtype)
     if activation == "auto":
         activation = "tanh" if view.image is None else "relu"
-    hidden_sizes = config.hidden_sizes
     if hidden_sizes is None:
         hidden_sizes = (config.recurrent_size,) if memory_type else _default_hidden_sizes(view)
     options: dict[str, Any] = {"activation": activation, "layer_norm": config.layer_norm, "dtype": dtype, "rngs": rngs}

@@ -20,7 +20,7 @@ from lehr.schedules.constructors import (
     stack,
     warmup,
 )
-from lehr.schedules.controllers import Controller, adaptive_kl, plateau, target_entropy
+from lehr.schedules.controllers import Controller, adaptive_kl, kl_penalty, plateau, target_entropy
 from lehr.schedules.function import FunctionSchedule
 from lehr.schedules.phases import Phase, Position
 from lehr.schedules.schedule import Schedule
@@ -45,6 +45,7 @@ __all__ = [
     "env_steps",
     "exponential",
     "join",
+    "kl_penalty",
     "linear",
     "parse",
     "piecewise",

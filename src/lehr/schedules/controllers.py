@@ -215,11 +215,38 @@ class AdaptiveKL(Controller):
     def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
         """Shrink after too large a step of the policy, grow after too small a one."""
         divergence = self._observed(metrics)
-        shrunk = jnp.maximum(state.value / self.factor, self.minimum)
-        grown = jnp.minimum(state.value * self.factor, self.maximum)
         small = (divergence > 0) & (divergence < self.target / self.band)
-        moved = jnp.where(divergence > self.target * self.band, shrunk, jnp.where(small, grown, state.value))
+        after_large, after_small = self._moves(state.value)
+        moved = jnp.where(divergence > self.target * self.band, after_large, jnp.where(small, after_small, state.value))
         return Value(jnp.where(jnp.isfinite(divergence), moved, state.value))
+
+    def _moves(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """What follows a divergence that was too large, and one that was too small."""
+        return jnp.maximum(value / self.factor, self.minimum), jnp.minimum(value * self.factor, self.maximum)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KLPenalty(AdaptiveKL):
+    r"""The weight of a penalty on the policy's step that keeps it near a target KL divergence (Schulman et al., 2017).
+
+    With the measured divergence $D$: $\beta \cdot factor$ when $D > band \cdot target$, $\beta / factor$ when
+    $0 < D < target / band$, unchanged in between, always within the limits.
+
+    >>> controller = KLPenalty(initial=1.0, target=0.01)
+    >>> float(controller.value(controller.update(controller.init(), {"policy/kl": 0.05}), 0))
+    2.0
+    """
+
+    factor: Any = 2.0
+    band: Any = 1.5
+    minimum: Any = 1e-4
+    maximum: Any = 1e4
+    metric: str = _name("policy/kl")
+
+    def _moves(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """A larger weight after too large a step, a smaller one after too small a one."""
+        return jnp.minimum(value * self.factor, self.maximum), jnp.maximum(value / self.factor, self.minimum)
 
 
 def target_entropy(target: float, rate: float = 0.01, **more: Any) -> TargetEntropy:
@@ -235,6 +262,11 @@ def plateau(value: float, factor: float = 0.5, patience: int = 10, **more: Any) 
 def adaptive_kl(value: float, target: float = 0.01, **more: Any) -> AdaptiveKL:
     """`adaptive_kl(...)`: see `AdaptiveKL`."""
     return AdaptiveKL(value, target, **more)
+
+
+def kl_penalty(value: float, target: float = 0.01, **more: Any) -> KLPenalty:
+    """`kl_penalty(...)`: see `KLPenalty`."""
+    return KLPenalty(value, target, **more)
 
 
 # Checks ----------------------------------------------------------------------------------------------------------
@@ -265,6 +297,7 @@ _TEXTS: dict[str, tuple[type[Any], dict[str, str], tuple[str, ...]]] = {
     "auto": (TargetEntropy, {"target_entropy": "target", "value": "initial"}, ()),
     "plateau": (Plateau, {"value": "initial"}, ("value", "factor", "patience")),
     "adaptive_kl": (AdaptiveKL, {"value": "initial"}, ("value", "target")),
+    "kl_penalty": (KLPenalty, {"value": "initial"}, ("value", "target")),
 }
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*")
 
