@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.envs import make
+from lehr.envs import craftax, make
 from lehr.envs.jaxdem import JaxDEM, Template, adapt
 
 LIMIT, DISCOUNT = 3, 0.7
 
 
 def in_gymnax():
+    """In the older of Gymnax's two protocols the limit is an end; in the newer it has a method of its own."""
     gymnax = pytest.importorskip("gymnax")
     from flax import struct
 
     environment, spaces = gymnax.environments.environment, gymnax.environments.spaces
-    if hasattr(environment.Environment, "is_truncated"):
-        pytest.skip("this task is written for the older of gymnax's two protocols")
+    knows_truncation = hasattr(environment.Environment, "is_truncated")
 
     @struct.dataclass
     class State(environment.EnvState):
@@ -44,10 +44,11 @@ def in_gymnax():
 
         def step_env(self, key, state, action, params):
             state = State(time=state.time + 1)
-            return jnp.zeros(1), state, jnp.float32(1), self.is_terminal(state, params), {}
+            over = jnp.bool(False) if knows_truncation else self.is_terminal(state, params)
+            return jnp.zeros(1), state, jnp.float32(1), over, {}
 
         def is_terminal(self, state, params):
-            return state.time >= params.max_steps_in_episode
+            return jnp.bool(False) if knows_truncation else state.time >= params.max_steps_in_episode
 
         def action_space(self, params=None):
             return spaces.Discrete(2)
@@ -73,6 +74,54 @@ def in_brax(wrapped):
     if wrapped:
         return make(envs.training.EpisodeWrapper(Endless(), LIMIT, 1))
     return make(Endless(), episode_length=LIMIT)
+
+
+def in_playground():
+    mjx_env = pytest.importorskip("mujoco_playground._src.mjx_env")
+    from ml_collections import config_dict
+
+    class Endless(mjx_env.MjxEnv):
+        action_size, xml_path, mj_model, mjx_model = 1, "", None, None
+
+        def reset(self, rng):
+            return mjx_env.State(None, jnp.zeros(1), jnp.float32(0), jnp.float32(0), {}, {})
+
+        def step(self, state, action):
+            return state.replace(reward=jnp.float32(1), done=jnp.float32(0))
+
+    config = config_dict.create(ctrl_dt=0.1, sim_dt=0.1, episode_length=LIMIT, action_repeat=1)
+    return make(Endless(config))
+
+
+def in_craftax():
+    """Craftax has no environment to inherit from: this one has what its games have."""
+    pytest.importorskip("craftax")
+    from flax import struct
+    from gymnax.environments import spaces
+
+    @struct.dataclass
+    class State:
+        achievements: Any
+        timestep: Any
+
+    @struct.dataclass
+    class Params:
+        max_timesteps: int = LIMIT
+
+    class Endless:
+        name, num_actions, default_params, static_env_params = "Endless", 2, Params(), Params()
+
+        def reset_env(self, key, params):
+            return jnp.zeros(1), State(jnp.zeros(1, bool), jnp.int32(0))
+
+        def step_env(self, key, state, action, params):
+            state = State(state.achievements, state.timestep + 1)
+            return jnp.zeros(1), state, jnp.float32(1), state.timestep >= params.max_timesteps, {}
+
+        def observation_space(self, params):
+            return spaces.Box(0, 1, (1,))
+
+    return craftax.adapt(Endless())
 
 
 def in_jumanji():
@@ -160,6 +209,8 @@ KINDS = {
     "gymnax": in_gymnax,
     "brax": lambda: in_brax(wrapped=False),
     "brax's episode wrapper": lambda: in_brax(wrapped=True),
+    "playground": in_playground,
+    "craftax": in_craftax,
     "jumanji": in_jumanji,
     "jaxdem": in_jaxdem,
 }
