@@ -1,0 +1,175 @@
+"""Schedules for Stable-Baselines3 and sb3-contrib: a callback that sets coefficients before every rollout.
+
+    model = PPO("MlpPolicy", "CartPole-v1")
+    model.learn(100_000, callback=ScheduleCallback(ent_coef="0.01 -> 0.001 cosine", learning_rate="3e-4 -> 0"))
+
+How SB3 reads a coefficient decides how it is set. Most are plain attributes of the model. The discount and lambda are
+in its rollout buffer too. The learning rate and the clip ranges are functions of the training that is left, which
+`train()` calls: there, SB3's own constant function takes their place, so a saved model needs nothing of Lehr's to load.
+"""
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lehr.errors import InputError, closest
+from lehr.schedules import COEFFICIENTS, Coefficient, Controller, coefficient, schedule
+
+_Base: Any = object
+_missing: ImportError | None = None
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
+        _utils = importlib.import_module("stable_baselines3.common.utils")
+        _on_policy = importlib.import_module("stable_baselines3.common.on_policy_algorithm")
+        _Base = importlib.import_module("stable_baselines3.common.callbacks").BaseCallback
+except ImportError as error:
+    _missing = error  # said when a callback is made: this file itself can be imported without the package
+
+ATTRIBUTES: Mapping[str, str] = {
+    "learning_rate": "learning_rate",
+    "entropy_coef": "ent_coef",
+    "value_coef": "vf_coef",
+    "clip_range": "clip_range",
+    "value_clip_range": "clip_range_vf",
+    "discount": "gamma",
+    "gae_lambda": "gae_lambda",
+    "max_grad_norm": "max_grad_norm",
+    "target_kl": "target_kl",
+    "damping": "cg_damping",
+    "line_search_shrink": "line_search_shrinking_factor",
+}
+"""Lehr's names, and SB3's."""
+_FUNCTIONS = ("clip_range", "clip_range_vf")
+_IN_THE_BUFFER = ("gamma", "gae_lambda")
+_UNUSED_BY = {"TRPO": ("ent_coef", "vf_coef", "max_grad_norm")}
+"""What an algorithm has from its parent class and never reads."""
+
+
+class ScheduleCallback(_Base):
+    """Set coefficients of an on-policy algorithm by schedules: PPO, A2C, TRPO, RecurrentPPO, MaskablePPO.
+
+    The clock is Lehr's: env steps collected before this update's rollout. A rollout and the gradient steps on it share
+    one value, and the first update has the start value. What is applied is logged as `schedule/NAME`, with SB3's name.
+    At the end the model keeps the values of the last update.
+
+    Args:
+        total_timesteps: the budget that shares of a schedule refer to; by default, that of `learn`. With
+            `reset_num_timesteps=False` SB3 makes that the steps so far plus the new ones.
+        verbose: SB3's level of messages.
+        coefficients: by SB3's name or any of Lehr's, whatever `lehr.schedule` takes: a number, a text, a mapping, a
+            list of `[step, value]` pairs, a `Schedule`, a function of env steps.
+    """
+
+    def __init__(self, *, total_timesteps: float | None = None, verbose: int = 0, **coefficients: Any) -> None:
+        if _missing is not None:
+            raise _cannot_import(_missing)
+        super().__init__(verbose)
+        if not coefficients:
+            raise InputError("ScheduleCallback was given no coefficient; name at least one, ent_coef='0.01 -> 0'.")
+        self.total_timesteps = total_timesteps
+        self._given: dict[str, tuple[Coefficient, Any]] = {}
+        for name, spec in coefficients.items():
+            entry = _find(name)
+            attribute = ATTRIBUTES[entry.name]
+            if attribute in self._given:
+                raise InputError(
+                    f"{attribute} is given twice, as {self._given[attribute][0].name} and {name}; remove one."
+                )
+            self._given[attribute] = replace(entry, name=name), _clocked(name, spec)
+        self.schedules: dict[str, Any] = {}
+        """The schedules by SB3's names, bound to the budget; filled when training starts."""
+        self.values: dict[str, float] = {}
+        """The values applied now, by SB3's names."""
+
+    def _on_training_start(self) -> None:
+        _check_model(self.model, list(self._given), self.parent)
+        # Where training goes on (reset_num_timesteps=False) SB3 has added the steps so far to it.
+        budget = self.model._total_timesteps if self.total_timesteps is None else self.total_timesteps
+        bound = {attribute: made.bind(budget) for attribute, (_, made) in self._given.items()}
+        for attribute, (entry, _) in self._given.items():
+            entry.check(bound[attribute])
+        self.schedules = bound
+
+    def _on_rollout_start(self) -> None:
+        for attribute, bound in self.schedules.items():
+            value = float(bound(self.model.num_timesteps))
+            _apply(self.model, attribute, value)
+            self.values[attribute] = value
+            self.logger.record(f"schedule/{attribute}", value)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def _find(name: str) -> Coefficient:
+    """The coefficient of a name, if SB3 has such a thing."""
+    offered = [known for own in ATTRIBUTES for known in (own, *COEFFICIENTS[own].aliases)]
+    if name not in offered:
+        raise InputError(f"ScheduleCallback knows no coefficient {name!r}; {closest(name, offered)}")
+    return coefficient(name)
+
+
+def _clocked(name: str, spec: Any) -> Any:
+    """The schedule of a spec, if it follows the clock alone."""
+    if type(spec).__module__ == _utils.__name__:
+        raise InputError(
+            f"{name} is {spec!r}, a function of the training that is left, but here a function is one of env steps; "
+            "give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
+        )
+    made = schedule(spec)
+    if isinstance(made, Controller):
+        raise InputError(
+            f"{name} is '{made}', which reacts to what is measured and has a state that a file of SB3's has no place "
+            "for; give a schedule, '3e-4 -> 0' for example."
+        )
+    return made
+
+
+def _check_model(model: Any, attributes: list[str], parent: Any) -> None:
+    """Raise if the model would not use one of the attributes, or never ask the callback."""
+    kind = type(model).__name__
+    if not isinstance(model, _on_policy.OnPolicyAlgorithm):
+        raise InputError(
+            f"ScheduleCallback was given to {kind}, which learns off-policy; it sets the coefficients of PPO, A2C, "
+            "TRPO, RecurrentPPO and MaskablePPO."
+        )
+    if parent is not None:
+        raise InputError(
+            f"ScheduleCallback stands inside {type(parent).__name__}, which does not tell it when a rollout starts; "
+            "give it to learn, alone or in a list with the others."
+        )
+    unused = {name for base in type(model).__mro__ for name in _UNUSED_BY.get(base.__name__, ())}
+    usable = [name for name in ATTRIBUTES.values() if hasattr(model, name) and name not in unused]
+    for attribute in attributes:
+        if attribute not in usable:
+            raise InputError(f"{kind} has no {attribute} to schedule; {closest(attribute, usable)}")
+
+
+def _apply(model: Any, attribute: str, value: float) -> None:
+    """Put a value where the model reads it."""
+    setattr(model, attribute, _constant(value) if attribute in _FUNCTIONS else value)
+    if attribute == "learning_rate":
+        model.lr_schedule = _constant(value)
+    if attribute in _IN_THE_BUFFER:
+        setattr(model.rollout_buffer, attribute, value)
+
+
+def _constant(value: float) -> Any:
+    """SB3's function that is always this value; it has had two names for it."""
+    make = getattr(_utils, "FloatSchedule", None) or _utils.get_schedule_fn
+    return make(value)
+
+
+def _cannot_import(error: ImportError) -> InputError:
+    name = getattr(error, "name", None) or ""
+    if isinstance(error, ModuleNotFoundError) and name.partition(".")[0] == "stable_baselines3":
+        return InputError(
+            "ScheduleCallback needs the package stable_baselines3, which is not installed: pip install 'lehr[sb3]'."
+        )
+    return InputError(
+        f"The package stable_baselines3 is installed but does not import ({error}): pip install 'lehr[sb3]' brings "
+        "versions that work together."
+    )

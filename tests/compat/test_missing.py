@@ -1,0 +1,15 @@
+"""Packages that are not there: one sentence says what to install."""
+
+import subprocess
+import sys
+
+
+def test_stable_baselines3_is_missed_in_one_sentence():
+    code = (
+        "import sys; sys.modules['stable_baselines3'] = None\n"
+        "from lehr.compat.sb3 import ScheduleCallback\n"
+        "try: ScheduleCallback(ent_coef=0.1)\n"
+        "except ValueError as error: print(error)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip().endswith("not installed: pip install 'lehr[sb3]'.")
