@@ -136,6 +136,58 @@ def test_a_feed_forward_unroll_takes_any_leading_axes_and_no_reset():
     assert value.shape == (2, 3, 4)
 
 
+@EVERY_ARCHITECTURE
+def test_the_actors_features_are_what_the_policy_is_made_of(config):
+    network, params = make(config)
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    obs, reset = observations(VECTOR, STEPS, ENVS), jax.random.bernoulli(jax.random.key(1), 0.3, (STEPS, ENVS))
+    start = jax.tree.map(lambda x: x + 0.5, network.initial_carry((ENVS,)))
+    *unrolled, features = jax.jit(network.unroll_with_features)(params, start, obs, reset)
+    assert_close(tuple(unrolled), jax.jit(network.unroll)(params, start, obs, reset))
+    assert features.shape == (STEPS, ENVS, network.actor_features)
+    head = params["policy_head"]["logits"]
+    by_hand = np.asarray(features) @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+    np.testing.assert_allclose(unrolled[1].logits, by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_features_take_any_leading_axes_and_are_float32():
+    network, params = make(NetworkConfig(**SMALL, dtype="bfloat16"))
+    obs = observations(VECTOR, 2, 3, 4)
+    features = jax.jit(network.unroll_with_features)(params, network.initial_carry(()), obs, None)[-1]
+    assert features.shape == (2, 3, 4, 8)
+    assert features.dtype == jnp.float32
+
+
+@EVERY_ARCHITECTURE
+def test_a_detached_value_is_the_same_value_and_trains_its_head_alone(config):
+    network, params = make(config)
+    obs, reset = observations(VECTOR, STEPS, ENVS), jnp.zeros((STEPS, ENVS), bool)
+    start = network.initial_carry((ENVS,))
+    assert network.is_shared == config.shared
+    assert network.detached() != network
+    assert network.detached() == make(config, seed=1)[0].detached()
+
+    def gradients(network):
+        def outputs(params):
+            _, policy, value = network.unroll(params, start, obs, reset)
+            return policy.logits[..., 0].sum(), value.sum()
+
+        return jax.jit(lambda params: (outputs(params), jax.jacobian(outputs)(params)))(params)
+
+    outputs, (of_policy, of_value) = gradients(network)
+    detached, (of_policy_detached, of_value_detached) = gradients(network.detached())
+    assert_close(detached, outputs)
+    assert_close(of_policy_detached, of_policy)
+    assert_close(of_value_detached["value_head"], of_value["value_head"])
+    sizes = [sum(np.abs(x).sum() for x in jax.tree.leaves(of.get("trunk", ()))) for of in (of_value, of_value_detached)]
+    assert sizes[1] == 0
+    assert sizes[0] > 0 or config.hidden_sizes == ()
+
+
+def test_a_network_knows_what_it_was_built_for():
+    assert make(observation=MIXED)[0].observation_space == MIXED
+
+
 def test_actor_and_critic_see_only_their_own_observations():
     space = Dict({"seen by both": VECTOR, "actor": VECTOR, "critic": VECTOR})
     config = NetworkConfig(**SMALL, actor_obs=["seen by both", "actor"], critic_obs=["seen by both", "critic"])

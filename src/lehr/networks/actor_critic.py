@@ -99,6 +99,7 @@ class ActorCritic(nnx.Module):
     """A trunk that gives features to two heads, one for the policy and one for the value."""
 
     def __init__(self, observation_space: Space, action_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> None:
+        self.observation_space = observation_space
         self.trunk = _trunk(observation_space, config, rngs)
         actor_features, critic_features = self.trunk.out_features
         self.policy_head = _policy_head(actor_features, action_space, config, rngs)
@@ -131,6 +132,18 @@ class ActorCritic(nnx.Module):
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
         return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
 
+    def unroll_detached(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
+        """The same, but the value's gradient ends at the features that its head sees."""
+        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
+        return carry, self.policy_head(actor), self.value_head(jax.lax.stop_gradient(critic))[..., 0]
+
+    def unroll_with_features(
+        self, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
+        """Policy, value and the actor's features over `T` steps, never by one kernel, which keeps the features."""
+        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
+        return carry, self.policy_head(actor), self.value_head(critic)[..., 0], actor.astype(jnp.float32)
+
     def _fused(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
         """The outputs of the policy's layer, the value's, or both, by one kernel; `None` where plain JAX is to do it.
 
@@ -160,6 +173,21 @@ class ActorCriticNetwork(Network[ActorCritic]):
         """Whether the value depends on the carry."""
         return self.module.trunk.critic_is_recurrent
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether actor and critic share one torso."""
+        return isinstance(self.module.trunk, Shared)
+
+    @property
+    def observation_space(self) -> Space:
+        """What the network was built for."""
+        return self.module.observation_space
+
+    @property
+    def actor_features(self) -> int:
+        """The number of features that the policy is made of."""
+        return self.module.trunk.out_features[0]
+
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
         """Zeros, `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered."""
         return self.module.trunk.initial_carry(batch_shape)
@@ -184,6 +212,16 @@ class ActorCriticNetwork(Network[ActorCritic]):
         """The last carry, the policy `[T, N]` and the value `[T, N]`, from the carry before the first step."""
         return self.bind(params).unroll(carry, obs, reset)
 
+    def unroll_with_features(
+        self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
+        """What `unroll` gives, and the features that the policy is made of, float32 `[T, N, actor_features]`."""
+        return self.bind(params).unroll_with_features(carry, obs, reset)
+
+    def detached(self) -> "ActorCriticNetwork":
+        """The same network, in whose `unroll` the value's gradient does not go beyond the value head."""
+        return _Detached(self.graphdef, self.module)
+
     def is_fused(self, obs: PyTree) -> bool:
         """Whether one kernel evaluates these observations, so that no activations are written to memory."""
         trunk = self.module.trunk
@@ -202,6 +240,14 @@ class ActorCriticNetwork(Network[ActorCritic]):
         trunk = self.module.trunk.join(actor["trunk"], critic["trunk"])
         heads = {"policy_head": actor["policy_head"], "value_head": critic["value_head"]}
         return {**heads, "trunk": trunk} if trunk else heads
+
+
+class _Detached(ActorCriticNetwork):
+    def unroll(
+        self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array]:
+        """The last carry, the policy `[T, N]` and the value `[T, N]`, whose gradient ends at the critic's features."""
+        return self.bind(params).unroll_detached(carry, obs, reset)
 
 
 def actor_critic(
