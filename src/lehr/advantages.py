@@ -14,6 +14,7 @@ The discount, lambda and the clips are numbers or traced scalars. Gradients pass
 meant as data in `jax.lax.stop_gradient`. Axes after the first are free: `[T]` works as `[T, N]` does.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import jax
@@ -166,14 +167,16 @@ def vtrace(
     rho_clip: float | jax.Array,
     c_clip: float | jax.Array,
     gae_lambda: float | jax.Array = 1.0,
+    policy_rho_clip: float | jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """V-trace (Espeholt et al., 2018): value targets and policy-gradient advantages, `[T, N]` each.
 
         ρ_t = min(ρ̄, π/μ),  c_t = λ min(c̄, π/μ)
         v_t = V_t + ρ_t (r_t + γ (1 − terminated_t) V'_t − V_t) + γ c_t (1 − done_t) (v_{t+1} − V_{t+1})
-        A_t = ρ_t (r_t + γ v'_t − V_t)
+        A_t = min(ρ̄_policy, π/μ) (r_t + γ v'_t − V_t)
 
-    with v'_t = v_{t+1} inside an episode, 0 where it terminated, and V'_t where it or the rollout was cut.
+    with v'_t = v_{t+1} inside an episode, 0 where it terminated, and V'_t where it or the rollout was cut. ρ̄_policy is
+    ρ̄ where it is not given.
 
     >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
     >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
@@ -187,8 +190,38 @@ def vtrace(
     )
     following = jnp.concatenate([targets[1:], next_values[-1:]])
     bootstrap = jnp.where(terminated, 0.0, jnp.where(done, next_values, following))
-    rho = jnp.minimum(rho_clip, jnp.exp(log_ratios))
+    rho = jnp.minimum(rho_clip if policy_rho_clip is None else policy_rho_clip, jnp.exp(log_ratios))
     return targets, rho * (rewards + discount * bootstrap - values)
+
+
+def vtrace_of(
+    rollout: Rollout, values: jax.Array, log_ratios: jax.Array, coef: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The value targets and advantages of a rollout by `vtrace`, `[T, N]` each, for a learner ahead of who acted.
+
+    Inside the rollout it is the learner's values that count. Of the observations at which an episode or the rollout was
+    cut there are those of the one who acted.
+
+    Args:
+        rollout: of the policy μ.
+        values: `[T, N]`, of the learner.
+        log_ratios: `[T, N]`, log π − log μ.
+        coef: discount, gae_lambda, rho_clip, c_clip and policy_rho_clip.
+    """
+    following = jnp.concatenate([values[1:], rollout.next_value[-1:]])
+    return vtrace(
+        rollout.reward,
+        values,
+        jnp.where(rollout.done, rollout.next_value, following),
+        rollout.terminated,
+        rollout.done,
+        log_ratios,
+        coef["discount"],
+        coef["rho_clip"],
+        coef["c_clip"],
+        coef["gae_lambda"],
+        coef["policy_rho_clip"],
+    )
 
 
 def lambda_returns(

@@ -10,7 +10,7 @@ env ─► rollout ─► advantages ─► minibatches ─► loss ─► updat
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,14 @@ class Algorithm(Protocol):
         """The learner after one rollout, and what there is to watch."""
 
 
+@runtime_checkable
+class KeepsRollouts(Protocol):
+    """An algorithm that remembers rollouts, so that it must know how large they are."""
+
+    def make_room(self, learner: Learner, obs: PyTree) -> Learner:
+        """The learner with room for rollouts of observations like these, leaves `[N, ...]`."""
+
+
 @dataclass(frozen=True)
 class Program:
     """All of a run that is fixed when it is compiled: a static, hashable value."""
@@ -84,8 +92,11 @@ def initial_state(program: Program, coefficients: Coefficients, params: PyTree, 
     arguments = program.algorithm.network, config.num_envs, derive(key, "environments")
     actor = waiting_actor(env, *arguments) if isinstance(env, HostEnvironment) else initial_actor(env, *arguments)
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
+    learner = program.algorithm.init(params)
+    if isinstance(program.algorithm, KeepsRollouts):
+        learner = program.algorithm.make_room(learner, actor.obs)
     return TrainState(
-        learner=program.algorithm.init(params),
+        learner=learner,
         actor=actor,
         observation_statistics=initial_statistics(one) if config.normalise_observations else (),
         reward_scaling=initial_scaling(config.num_envs * env.num_agents) if config.normalise_rewards else (),
@@ -223,6 +234,15 @@ def _broken(rollout: Rollout) -> Metrics:
     return {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
 
 
+def make_program(
+    algorithm: str, env: AnyEnvironment, config: Any, network_config: NetworkConfig, key: Key
+) -> tuple[Program, PyTree]:
+    """The program of a run, and the first parameters of its network."""
+    prepared = env if isinstance(env, HostEnvironment) else prepare(env)
+    network, params = actor_critic(prepared.observation_space, prepared.action_space, network_config, key)
+    return Program(prepared, algorithms.find(algorithm).Algorithm(config, network)), params
+
+
 def assemble(
     algorithm: str,
     env: str | AnyEnvironment,
@@ -241,13 +261,8 @@ def assemble(
         total_steps: the budget that schedules are bound to.
         seed: of all randomness.
     """
-    made = make(env)
-    prepared = made if isinstance(made, HostEnvironment) else prepare(made)
     key = jax.random.key(seed)
-    network, params = actor_critic(
-        prepared.observation_space, prepared.action_space, network_config, derive(key, "network")
-    )
-    program = Program(prepared, algorithms.find(algorithm).Algorithm(config, network))
+    program, params = make_program(algorithm, make(env), config, network_config, derive(key, "network"))
     found = coefficients_of(config, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in config.unused})
     state = jax.jit(partial(initial_state, program))(coefficients, params, key)

@@ -44,7 +44,7 @@ class Loop:
     ) -> None:
         self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
         self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)
-        self.runner = make_runner(plan.program, plan.coefficients, plan.state, plan.run.overlap, self.warn)
+        self.runner = make_runner(plan, self.warn)
         self.names = self.runner.names
         self.state, self.elapsed = plan.state, 0.0
         self.best: float | None = None

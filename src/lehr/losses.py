@@ -161,6 +161,16 @@ def policy_metrics(
     return metrics
 
 
+def ratio_metrics(log_ratio: jax.Array, rho_clip: jax.Array, weights: jax.Array | None = None) -> Metrics:
+    """How far the one who acted is behind: the mean of ρ = π/μ, its mean distance from 1, and how often it is cut."""
+    ratio = jnp.exp(log_ratio)
+    return {
+        "vtrace/ratio": weighted_mean(ratio, weights),
+        "vtrace/ratio_distance": weighted_mean(jnp.abs(jnp.expm1(log_ratio)), weights),
+        "vtrace/clip_fraction": weighted_mean((ratio > rho_clip).astype(ratio.dtype), weights),
+    }
+
+
 def rollout_metrics(rollout: Rollout, advantages: jax.Array, returns: jax.Array) -> Metrics:
     """What there is to watch of a rollout, its advantages and returns `[T, N]`: how good its values were, and means."""
     valid = validity(rollout)

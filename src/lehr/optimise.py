@@ -88,6 +88,12 @@ class Optimiser:
         packed = jax.tree.map(lambda parameter, direction: parameter + learning_rate * direction, packed, directions)
         return Step(packed, state, norm)
 
+    def improve(self, params: PyTree, state: PyTree, gradients: PyTree, learning_rate: Any, max_grad_norm: Any) -> Step:
+        """One update of parameters that are not packed; see `step`."""
+        packed, unpack = self.pack(params)
+        step = self.step(packed, state, gradients, learning_rate, max_grad_norm)
+        return step._replace(params=unpack(step.params))
+
 
 def optimiser(name: str, options: dict[str, Any] | None = None) -> Optimiser:
     """The optimiser of this name in optax or `optax.contrib`, with its options.

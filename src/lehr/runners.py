@@ -7,10 +7,12 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from lehr.actors import ActorRunner, Blueprint, Pool
 from lehr.coefficients import Coefficients
 from lehr.envs import HostEnvironment
 from lehr.host import HostRunner
 from lehr.iteration import Program, chunk, metric_names
+from lehr.plan import Plan
 from lehr.types import TrainState
 
 MOST_UPDATES = 1024
@@ -60,10 +62,13 @@ class DeviceRunner:
         """There is nothing to let go of."""
 
 
-def make_runner(
-    program: Program, coefficients: Coefficients, state: TrainState, overlap: bool, warn: Callable[[str], object]
-) -> Runner:
+def make_runner(plan: Plan, warn: Callable[[str], object]) -> Runner:
     """The runner for where the environments are; `warn` is told what the user should not miss."""
-    if isinstance(program.env, HostEnvironment):
-        return HostRunner(program, coefficients, state, overlap, warn)
-    return DeviceRunner(program, coefficients, state)
+    what = plan.program, plan.coefficients, plan.state
+    if not isinstance(plan.program.env, HostEnvironment):
+        return DeviceRunner(*what)
+    run = plan.run
+    if run.actors == "none":
+        return HostRunner(*what, run.overlap, warn)
+    blueprint = Blueprint(plan.program.env, plan.algorithm, plan.settings, plan.network, run.seed)
+    return ActorRunner(*what, Pool(run.actors, blueprint, run.num_actors, run.queue_size, warn), warn)

@@ -90,16 +90,14 @@ class Algorithm:
         weighed = standardise(advantages, valid) if self.config.standardise_advantages else advantages
         differentiate = jax.grad(self.loss, has_aux=True)
         gradients, metrics = differentiate(learner.params, rollout, weighed, targets, coef, key)
-        packed, unpack = self.optimiser.pack(learner.params)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-        step = self.optimiser.step(packed, learner.optimiser, gradients, rate, limit)
-        params = unpack(step.params)
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
         # --- what to watch; the policy is looked at once more, to see how far the step went
-        _, policy, _ = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        _, policy, _ = self.network.unroll(step.params, rollout.carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
         metrics["policy/approximate_kl"] = approximate_kl(log_ratio, valid)
         metrics["gradient/norm"] = step.gradient_norm
-        return Learner(params, step.state), metrics | rollout_metrics(rollout, advantages, targets)
+        return Learner(step.params, step.state), metrics | rollout_metrics(rollout, advantages, targets)
 
     def loss(
         self, params: PyTree, rollout: Rollout, advantages: jax.Array, targets: jax.Array, coef: Metrics, key: Key

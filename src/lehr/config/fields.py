@@ -84,11 +84,11 @@ def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
     return found
 
 
-def check_counts(config: Any, *names: str) -> None:
-    """Refuse a config in which one of these fields, a number of things, is below 1."""
+def check_counts(config: Any, *names: str, least: int = 1) -> None:
+    """Refuse a config in which one of these fields, a number of things, is below the least."""
     for name in names:
-        if getattr(config, name) < 1:
-            raise InputError(f"{name} is {getattr(config, name)}; it must be 1 or more.")
+        if getattr(config, name) < least:
+            raise InputError(f"{name} is {getattr(config, name)}; it must be {least} or more.")
 
 
 def nearest(given: str, words: Iterable[str]) -> list[str]:

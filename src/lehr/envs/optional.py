@@ -14,12 +14,13 @@ from lehr.errors import InputError
 from lehr.types import PyTree
 
 
-def load(package: str, extra: str) -> ModuleType:
+def load(package: str, extra: str, what: str = "This environment") -> ModuleType:
     """Import a package, or say how to get it.
 
     Args:
         package: what to import, `brax.envs` for example.
         extra: the extra of Lehr that installs it.
+        what: what needs it.
     """
     try:
         with warnings.catch_warnings():
@@ -29,7 +30,7 @@ def load(package: str, extra: str) -> ModuleType:
         root = package.partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root:
             raise InputError(
-                f"This environment needs the package {root}, which is not installed: pip install 'lehr[{extra}]'."
+                f"{what} needs the package {root}, which is not installed: pip install 'lehr[{extra}]'."
             ) from None
         raise InputError(
             f"The package {root} is installed but does not import ({error}): pip install 'lehr[{extra}]' brings "

@@ -73,6 +73,12 @@ _TABLE = (
     Coefficient("discount", ("gamma", "discounting"), "worth of a reward one step later", most=1.0),
     Coefficient("gae_lambda", ("lambda_", "lam", "lambda"), "mix of short and long returns in the advantage", most=1.0),
     Coefficient("rho_clip", ("vtrace_rho_clip", "rho_bar"), "clip of V-trace's ratio in the error", open_least=True),
+    Coefficient(
+        "policy_rho_clip",
+        ("vtrace_pg_rho_clip", "pg_rho_clip", "clip_pg_rho_threshold", "vtrace_clip_pg_rho_threshold"),
+        "clip of V-trace's ratio in the policy's gradient",
+        open_least=True,
+    ),
     Coefficient("c_clip", ("vtrace_c_clip", "c_bar"), "clip of V-trace's ratio in the trace", open_least=True),
     Coefficient(
         "priority_exponent",
@@ -111,6 +117,16 @@ _TABLE = (
         open_least=True,
     ),
     Coefficient("kl_coef", ("kl_coeff", "kl_penalty"), "weight of the divergence from the policy before"),
+    Coefficient(
+        "auxiliary_learning_rate",
+        ("auxiliary_lr", "aux_learning_rate", "aux_lr"),
+        "step size of the optimiser in an auxiliary phase",
+    ),
+    Coefficient(
+        "clone_coef",
+        ("beta_clone", "beta_cl"),
+        "weight of the divergence from the policy before an auxiliary phase",
+    ),
     Coefficient("weight_decay", (), "pull of the parameters toward 0"),
     Coefficient("reward_scale", ("reward_scaling",), "factor on the reward", open_least=True),
 )

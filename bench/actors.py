@@ -1,0 +1,59 @@
+"""Who acts on the host: the learner itself, or actors beside it; measured in one run, on this machine.
+
+    python bench/actors.py             without actors, threads, processes and ray
+    python bench/actors.py processes   one of them, beside none
+
+IMPALA on gym:CartPole-v1, every setting the same. "Acting" are the seconds that all actors acted, "learning" those that
+the learner did not wait, "wall" those of the run: where it is below the sum of both, they overlapped.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import lehr
+
+KINDS = ("none", "threads", "processes", "ray")
+SETTINGS: dict[str, Any] = {
+    "total_steps": 200_000,
+    "num_envs": 16,
+    "horizon": 32,
+    "hidden_sizes": (256, 256),
+    "evaluate_episodes": 0,
+    "tensorboard": False,
+    "progress": False,
+}
+
+
+def measure(kind: str) -> tuple[float, str]:
+    """Env steps per second, and a line of the table without the ratio."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = lehr.train("impala", "gym:CartPole-v1", actors=kind, run_dir=Path(folder) / "run", **SETTINGS)
+        rows = run.metrics
+    # The first updates are left out: what is compiled then is no part of the speed.
+    first = len(rows["update"]) // 10
+    elapsed = rows["time/elapsed"]
+    wall = elapsed[-1] - elapsed[first]
+    steps = rows["env_steps"][-1] - rows["env_steps"][first]
+    speed = steps / wall
+    lag = rows["rollout/lag"][first:].mean()
+    if kind == "none":
+        return speed, f"{speed:,.0f} | {wall:.1f} s | | | {lag:.1f}"
+    each = SETTINGS["num_envs"] * SETTINGS["horizon"]
+    acting = sum(2 * each / rows["actors/steps_per_second"][first:])
+    learning = wall - rows["learner/waited"][first:].sum()
+    return speed, f"{speed:,.0f} | {wall:.1f} s | {acting:.1f} s | {learning:.1f} s | {lag:.1f}"
+
+
+if __name__ == "__main__":
+    kinds = ["none", *sys.argv[1:]] if sys.argv[1:] else KINDS
+    print(
+        "| actors | steps/s | wall | acting | learning | mean lag | beside none |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
+    bare = None
+    for kind in kinds:
+        speed, cells = measure(kind)
+        bare = bare or speed
+        print(f"| {kind} | {cells} | {speed / bare:.2f} |", flush=True)

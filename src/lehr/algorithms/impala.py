@@ -1,0 +1,125 @@
+"""IMPALA (Espeholt et al., 2018): those who act are some updates behind who learns, and V-trace makes up for it.
+
+    L = −mean A log π(a|s) + value_coef · ½ mean (V − v)² − entropy_coef · H
+
+with the targets v and the advantages A of `lehr.advantages.vtrace`. On one device the policy that acts is exactly `lag`
+updates behind; with actors of their own, see `lehr.actors`, it is as far behind as they are. See docs/impala.md.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+
+from lehr.advantages import vtrace_of
+from lehr.config import Coef, check_counts
+from lehr.losses import (
+    policy_gradient_loss,
+    policy_metrics,
+    ratio_metrics,
+    rollout_metrics,
+    standardise,
+    total_loss,
+    validity,
+    value_loss,
+    weighted_mean,
+)
+from lehr.networks import ActorCriticNetwork
+from lehr.optimise import Optimiser
+from lehr.types import Key, Learner, Metrics, PyTree, Rollout
+
+
+@dataclass(frozen=True)
+class Config:
+    """IMPALA's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+
+    num_envs: int = 16
+    """Environments that run side by side; with actors, those of each."""
+    horizon: int = 16
+    """Steps of each environment in one rollout."""
+    lag: int = 1
+    """Updates by which the policy that acts is behind; actors of their own are as far behind as they are."""
+    optimiser: str = "rmsprop"
+    """Any optimiser of optax by its name: rmsprop, adam, adamw, muon, ..."""
+    standardise_advantages: bool = False
+    """Whether the advantages of a rollout are brought to mean 0 and deviation 1."""
+    normalise_observations: bool = False
+    """Whether observations are normalised by their running mean and deviation."""
+    normalise_rewards: bool = False
+    """Whether rewards are divided by the running deviation of the discounted return."""
+    learning_rate: Coef = "4e-3 -> 0"
+    """Step size of the optimiser."""
+    entropy_coef: Coef = "0.01 -> 0"
+    """Weight of the entropy bonus."""
+    value_coef: Coef = 0.5
+    """Weight of the value loss."""
+    discount: Coef = 0.99
+    """Worth of a reward one step later."""
+    gae_lambda: Coef = 1.0
+    """Factor on V-trace's ratio in the trace."""
+    rho_clip: Coef = 1.0
+    """V-trace's clip of the ratio in the temporal difference: which policy the values are of."""
+    c_clip: Coef = 1.0
+    """V-trace's clip of the ratio in the trace: how fast the values are learned."""
+    policy_rho_clip: Coef = 1.0
+    """V-trace's clip of the ratio in the gradient of the policy."""
+    max_grad_norm: Coef | None = 0.5
+    """Largest global norm of the gradient; none clips nothing."""
+    reward_scale: Coef | None = None
+    """Factor on the rewards; none leaves them as they are."""
+
+    corrects_lag: ClassVar[bool] = True
+    """It learns from what other policies did, so that actors need not wait for it."""
+
+    def __post_init__(self) -> None:
+        check_counts(self, "num_envs", "horizon")
+        check_counts(self, "lag", least=0)
+
+    @property
+    def unused(self) -> frozenset[str]:
+        """All coefficients are used."""
+        return frozenset()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The algorithm: how a learner begins, and how it learns from a rollout."""
+
+    config: Config
+    network: ActorCriticNetwork
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser, without a learning rate."""
+        return Optimiser(self.config.optimiser)
+
+    def init(self, params: PyTree) -> Learner:
+        """A learner with these parameters."""
+        return Learner(params, self.optimiser.init(params))
+
+    def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
+        """One update: one gradient step on the whole rollout."""
+        gradients, metrics = jax.grad(self.loss, has_aux=True)(learner.params, rollout, coef, key)
+        rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
+        metrics["gradient/norm"] = step.gradient_norm
+        return Learner(step.params, step.state), metrics
+
+    def loss(self, params: PyTree, rollout: Rollout, coef: Metrics, key: Key) -> tuple[jax.Array, Metrics]:
+        """The loss of a rollout, with metrics; what V-trace gives is data."""
+        valid = validity(rollout)
+        # --- policy and value now, and against the policy that acted
+        _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        log_prob = policy.log_prob(rollout.action)
+        log_ratio = jax.lax.stop_gradient(log_prob - rollout.log_prob)
+        targets, advantages = vtrace_of(rollout, jax.lax.stop_gradient(values), log_ratio, coef)
+        weighed = standardise(advantages, valid) if self.config.standardise_advantages else advantages
+        # --- the three losses
+        policy_loss = policy_gradient_loss(log_prob, weighed, valid)
+        critic_loss = value_loss(values, targets, valid)
+        entropy = weighted_mean(policy.entropy(key), valid)
+        total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
+        # --- what to watch
+        metrics |= policy_metrics(policy, entropy, log_ratio, valid)
+        metrics |= ratio_metrics(log_ratio, coef["rho_clip"], valid)
+        return total, metrics | rollout_metrics(rollout, advantages, targets)

@@ -1,0 +1,345 @@
+"""Actors of their own: the queue they feed, those that are lost, environments that fail, and runs that go on."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr import actors, checkpoint
+from lehr.actors import ActorLost, ActorRunner, Arrival, Blueprint, Pool, Weights, Worker
+from lehr.envs.host import EnvironmentFailed
+from lehr.errors import InputError
+from lehr.host import Interrupted
+from lehr.loop import RunFailed
+from lehr.plan import make_plan
+from lehr.runners import make_runner
+from tests.small import SMALL
+
+TASKS = "gym:tests.envs.gym_tasks:"
+SETTINGS = {name: value for name, value in SMALL.items() if name not in ("epochs", "minibatches")}
+STEPS = SMALL["num_envs"] * SMALL["horizon"]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """`train(env, **settings)`: a small run of IMPALA with actors, in a directory of its own."""
+
+    def run(env, name="run", **settings):
+        given = {**SETTINGS, "actors": "threads", **settings}
+        return lehr.train("impala", env=env, run_dir=tmp_path / name, **given)
+
+    return run
+
+
+# The pool, with actors that compute nothing ---------------------------------------------------------------------------
+
+
+class FakeLink:
+    """An actor whose rollouts are their weights' updates; `script` says what happens to each life."""
+
+    script: dict[int, list[Exception | None]] = {}  # noqa: RUF012
+    made: list[Blueprint] = []  # noqa: RUF012
+
+    def __init__(self, blueprint):
+        self.blueprint, self.closed = blueprint, False
+        self.made.append(blueprint)
+        self.events = list(self.script.get(blueprint.life, []))
+
+    def collect(self, weights):
+        time.sleep(0.001)
+        if self.events and (error := self.events.pop(0)) is not None:
+            raise error
+        return Arrival(weights.updates, (), 0.001)
+
+    def close(self):
+        self.closed = True
+
+    def abort(self):
+        self.closed = True
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """`pool(script, count, queue_size)`: a pool of actors that compute nothing, and what it warned of."""
+    monkeypatch.setattr(FakeLink, "made", [])
+    monkeypatch.setitem(actors.LINKS, "fake", FakeLink)
+    pools = []
+
+    def make(script=None, count=1, queue_size=2):
+        monkeypatch.setattr(FakeLink, "script", script or {})
+        warnings: list[str] = []
+        made = Pool("fake", Blueprint(None, "impala", None, None, 0), count, queue_size, warnings.append)
+        pools.append(made)
+        return made, warnings
+
+    yield make
+    for one in pools:
+        one.close()
+
+
+def weights(updates):
+    return Weights(updates, np.zeros(1), ())
+
+
+def test_actors_wait_where_the_queue_is_full_and_then_act_with_the_newest_parameters(pool):
+    made, _ = pool(count=2, queue_size=3)
+    made.start(weights(0))
+    made.wait()
+    time.sleep(0.1)
+    assert made.queue.qsize() == 3
+    made.publish(weights(7))
+    taken = [made.take()[1].updates for _ in range(20)]
+    # Three were in the queue and two more were made with the old ones: then it is the new ones.
+    assert taken[:3] == [0, 0, 0]
+    assert taken.count(0) <= 5
+    assert taken[-1] == 7
+
+
+def test_an_actor_that_is_lost_is_replaced_and_the_others_go_on(pool):
+    made, warnings = pool({0: [None, None, ActorLost("its process 7 ended with code -9")]}, count=2)
+    made.start(weights(0))
+    taken = [made.take()[0] for _ in range(30)]
+    assert set(taken) == {0, 1}
+    assert made.lost == 2
+    assert sorted(warnings) == [
+        f"Actor {index} was lost (its process 7 ended with code -9); another takes its place." for index in (0, 1)
+    ]
+    assert sorted((one.index, one.life) for one in FakeLink.made) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_an_actor_that_is_lost_again_and_again_is_an_error(pool):
+    made, warnings = pool({life: [ActorLost("MemoryError: ")] for life in range(9)})
+    made.start(weights(0))
+    with pytest.raises(ActorLost, match=r"Actor 0 was lost 3 times in a row \(MemoryError: \)"):
+        made.take()
+    assert len(warnings) == 2
+
+
+def test_losses_are_counted_anew_after_a_rollout(pool):
+    made, _ = pool({life: [None, ActorLost("gone")] for life in range(6)})
+    made.start(weights(0))
+    assert [made.take()[0] for _ in range(8)] == [0] * 8
+    assert made.lost >= 6
+
+
+def test_what_an_environment_does_wrong_is_not_the_actors_fault(pool):
+    made, _ = pool({0: [None, EnvironmentFailed("The environment x gave nan as reward.")]})
+    made.start(weights(0))
+    made.take()
+    with pytest.raises(EnvironmentFailed, match="gave nan as reward"):
+        made.take()
+    assert made.lost == 0
+
+
+def test_a_closed_pool_leaves_no_thread_and_no_actor_behind(pool):
+    made, _ = pool(count=3)
+    made.start(weights(0))
+    made.wait()
+    links = list(made.links.values())
+    made.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lehr-actor")]
+    assert all(link.closed for link in links)
+
+
+# A worker ------------------------------------------------------------------------------------------------------------
+
+
+def blueprint_of(plan, **changes):
+    return Blueprint(plan.program.env, plan.algorithm, plan.settings, plan.network, plan.run.seed, **changes)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan("impala", {**SETTINGS, "env": TASKS + "Walk-v0", "total_steps": 1000})
+
+
+def test_a_worker_acts_with_the_weights_it_is_given_and_no_two_do_the_same(plan):
+    """The log probabilities of its rollout are those of the weights; index, life and updates change its randomness."""
+    params = plan.state.learner.params
+    changed = jax.tree.map(lambda x: x + 0.1, params)
+    actions = []
+    for changes in ({}, {}, {"index": 1}, {"life": 1}, {"updates": 5}):
+        worker = Worker(blueprint_of(plan, **changes))
+        packed = np.asarray(worker.collector.pack(changed))
+        arrival = worker.collect(Weights(3, packed, ()))
+        worker.close()
+        rollout = arrival.collected.rollout
+        assert arrival.updates == 3
+        _, policy, _ = plan.program.algorithm.network.unroll(changed, rollout.carry, rollout.obs, rollout.reset)
+        np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.log_prob, atol=1e-5)
+        actions.append(rollout.action)
+    assert np.array_equal(actions[0], actions[1])
+    assert all(not np.array_equal(actions[0], other) for other in actions[2:])
+
+
+def test_rewards_are_scaled_by_the_returns_of_the_actors_own_environments(monkeypatch):
+    """Two actors in turn: the returns under way of one are not mistaken for those of the other."""
+    settings = {**SETTINGS, "env": TASKS + "Walk-v0", "total_steps": 1000, "normalise_rewards": True}
+    plan = make_plan("impala", {**settings, "actors": "threads"})
+    runner = make_runner(plan, warn=print)
+    assert isinstance(runner, ActorRunner)
+    workers = [Worker(blueprint_of(plan, index=index)) for index in range(2)]
+    turns = [0, 1, 1, 0]
+    begun = runner._weights(plan.state, 0)
+    arrivals = [(index, workers[index].collect(begun)) for index in turns]
+    queue = iter(arrivals)
+    monkeypatch.setattr(runner.pool, "take", lambda: next(queue))
+    runner.compile(plan.state)
+    state, _ = runner.advance(plan.state, 4)
+    for worker in workers:
+        worker.close()
+    discount = 0.99
+    for index in range(2):
+        returns = np.zeros(SMALL["num_envs"])
+        for whose, arrival in arrivals:
+            if whose == index:
+                for reward, done in zip(arrival.collected.rollout.reward, arrival.collected.rollout.done, strict=True):
+                    returns = np.where(done, 0.0, discount * returns + reward)
+        np.testing.assert_allclose(runner._returns[index], returns, rtol=1e-4, atol=1e-5)
+    assert int(state.updates) == 4
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_actors_says_how_far_they_are_behind(train):
+    result = train(TASKS + "Walk-v0", total_steps=40 * STEPS, num_actors=1, queue_size=2)
+    metrics = result.metrics
+    assert result.final["env_steps"] == 40 * STEPS
+    lag = metrics["rollout/lag"]
+    assert lag[0] == 0
+    assert lag.max() >= 1
+    assert lag.max() <= 3, "behind two that wait and the one that is being learned from"
+    assert metrics["actors/queue"].max() <= 2
+    assert (metrics["actors/lost"] == 0).all()
+    assert (metrics["actors/steps_per_second"] > 0).all()
+    assert (metrics["learner/waited"] >= 0).all()
+    # V-trace has something to make up for exactly where the policy was behind.
+    distance = metrics["vtrace/ratio_distance"]
+    assert distance[lag == 0].max(initial=0) < 1e-5
+    assert distance[lag > 0].min() > 1e-5
+
+
+def test_a_run_with_actors_goes_on_from_what_was_learned_and_begins_new_episodes(train, tmp_path, caplog):
+    """The weaker promise: all that was learned is there to the bit, but environments begin anew."""
+    settings = {"total_steps": 60 * STEPS, "normalise_observations": True, "normalise_rewards": True}
+    stopped = train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 10 * STEPS, **settings)
+    made = int(stopped.final["update"])
+    assert 10 <= made < 60
+    plan = make_plan("impala", {**SETTINGS, "actors": "threads", "env": TASKS + "Walk-v0", **settings})
+    saved, _, _ = checkpoint.newest(tmp_path / "run" / "checkpoints", plan.state, report=print)
+    assert int(saved.updates) == made
+    same = jax.tree.map(lambda x, y: np.array_equal(x, y), saved.learner.params, stopped.params)
+    assert all(jax.tree.leaves(same))
+    with caplog.at_level(logging.WARNING, "lehr"):
+        resumed = lehr.resume(tmp_path / "run")
+    assert [record.message for record in caplog.records] == [
+        "The environments of gym:tests.envs.gym_tasks:Walk-v0 begin new episodes: those of actors are not brought back."
+    ]
+    assert resumed.metrics["update"].tolist() == list(range(1, 61))
+    # The first rollout after the stop was made with what was saved: it does not lag.
+    assert resumed.metrics["rollout/lag"][made] == 0
+    assert resumed.metrics["vtrace/ratio_distance"][made] < 1e-5
+
+
+def _children(name):
+    import multiprocessing
+
+    return [child for child in multiprocessing.active_children() if child.name.startswith(name)]
+
+
+def test_a_process_that_is_killed_is_replaced_and_the_run_ends_well(train, caplog):
+    killed = []
+
+    def kill(steps, metrics):
+        if not killed and metrics["update"] >= 5:
+            killed.append(_children("lehr-actor")[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return bool(killed) and metrics["actors/lost"] >= 1 and metrics["update"] >= 100
+
+    with caplog.at_level(logging.WARNING, "lehr"):
+        result = train("gym:CartPole-v1", actors="processes", total_steps=10**9, progress_fn=kill)
+    assert result.metrics["actors/lost"][-1] == 1
+    message = f"(its process {killed[0]} ended with code -9); another takes its place."
+    assert [record.message for record in caplog.records if message in record.message]
+    assert not _children("lehr-actor")
+    assert np.isfinite(result.final["loss/total"])
+
+
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_an_environment_that_fails_in_an_actor_stops_the_run_with_a_sentence(kind, train, tmp_path):
+    env = {"env_parameters": {"fault": "nan reward"}}
+    with pytest.raises(RunFailed, match=r"Faulty-v0 gave nan as reward.*The last good state is saved in"):
+        train(TASKS + "Faulty-v0", actors=kind, total_steps=10_000, **env)
+    assert (tmp_path / "run" / "checkpoints").is_dir()
+    assert not _children("lehr-actor")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_actor_that_is_killed_is_replaced_and_the_run_ends_well(train, caplog):
+    """On a local cluster. Ray's own processes warn of what is not ours."""
+    ray = pytest.importorskip("ray")
+    killed = []
+
+    def kill(steps, metrics):
+        if not killed and metrics["update"] >= 5:
+            lines = {path: (path / "cmdline").read_bytes() for path in Path("/proc").glob("[0-9]*")}
+            killed.append(int(next(path.name for path, line in lines.items() if line.startswith(b"ray::_RayWorker"))))
+            os.kill(killed[0], signal.SIGKILL)
+        return bool(killed) and metrics["actors/lost"] >= 1 and metrics["update"] >= 50
+
+    with caplog.at_level(logging.WARNING, "lehr"):
+        result = train("gym:CartPole-v1", actors="ray", total_steps=10**9, progress_fn=kill)
+    assert result.metrics["actors/lost"][-1] == 1
+    assert [record for record in caplog.records if "another takes its place" in record.message]
+    assert not ray.is_initialized()
+
+
+def test_an_interrupted_chunk_keeps_the_updates_before(plan, monkeypatch):
+    runner = make_runner(make_plan("impala", {**SETTINGS, "env": TASKS + "Walk-v0", "actors": "threads"}), warn=print)
+    worker = Worker(blueprint_of(plan))
+    arrival = worker.collect(runner._weights(plan.state, 0))
+    worker.close()
+    turns = iter([(0, arrival), (0, arrival)])
+
+    def take():
+        for turn in turns:
+            return turn
+        raise ActorLost("Actor 0 was lost 3 times in a row (gone).")
+
+    monkeypatch.setattr(runner.pool, "take", take)
+    runner.compile(plan.state)
+    with pytest.raises(Interrupted, match="lost 3 times") as caught:
+        runner.advance(plan.state, 5)
+    assert int(caught.value.state.updates) == 2
+    assert caught.value.rows.shape == (2, len(runner.names))
+    assert caught.value.rows[:, runner.names.index("rollout/lag")].tolist() == [0, 1]
+    assert jnp.asarray(caught.value.state.actor.reset).shape == (SMALL["num_envs"],)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "message"),
+    [
+        (
+            "ppo",
+            {"env": TASKS + "Walk-v0"},
+            "but ppo takes what they did for what it would do itself now; train appo or",
+        ),
+        ("impala", {"env": "CartPole-v1"}, "CartPole-v1 is compiled together with the learning.*Here lag says"),
+        ("impala", {"env": TASKS + "Walk-v0", "overlap": True}, "which overlap by themselves; leave overlap out"),
+        ("impala", {"actors": "proceses"}, "actors is 'proceses'; did you mean 'processes'"),
+        ("impala", {"num_actors": 0}, "num_actors is 0; it must be 1 or more"),
+        ("impala", {"queue_size": 0}, "queue_size is 0; it must be 1 or more"),
+    ],
+)
+def test_mistakes_are_explained(algorithm, settings, message):
+    with pytest.raises(InputError, match=message):
+        make_plan(algorithm, {"actors": "threads", **settings})
