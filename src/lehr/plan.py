@@ -22,7 +22,7 @@ from lehr.envs import (
 )
 from lehr.envs.check import structure
 from lehr.envs.host import check_size
-from lehr.errors import InputError
+from lehr.errors import InputError, closest
 from lehr.host import complete
 from lehr.iteration import Program, assemble
 from lehr.networks import NetworkConfig
@@ -33,10 +33,15 @@ _LEAST = {
     "total_steps": 1,
     "action_repeat": 1,
     "frame_stack": 1,
+    "num_actors": 1,
+    "queue_size": 1,
     "evaluate_episodes": 0,
     "keep_checkpoints": 1,
     "max_rejected": 0,
 }
+
+
+ACTORS = ("none", "threads", "processes", "ray")
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,13 @@ class RunConfig:
     """How many of the newest observations the agent sees."""
     overlap: bool = False
     """Whether environments on the host step while the device learns; their policy is then one update behind."""
+    actors: str = "none"
+    """Who acts in environments on the host while the learner learns: threads, processes, or ray for a cluster; it is
+    for algorithms that make up for the lag. With none the learner acts itself."""
+    num_actors: int = 2
+    """How many actors there are, each with num_envs environments."""
+    queue_size: int = 2
+    """Rollouts that may wait for the learner before actors wait for it."""
     evaluate_every: int | None = None
     """Env steps between evaluations; none evaluates at the end, and with a target_return at every checkpoint."""
     evaluate_episodes: int = 100
@@ -83,6 +95,12 @@ class RunConfig:
         for name in ("evaluate_every", "checkpoint_every"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
+        if self.actors not in ACTORS:
+            raise InputError(f"actors is {self.actors!r}; {closest(self.actors, ACTORS)}")
+        if self.overlap and self.actors != "none":
+            raise InputError(
+                f"overlap is true, but actors is {self.actors!r}, which overlap by themselves; leave overlap out."
+            )
         if self.target_return is not None and self.evaluate_episodes == 0:
             raise InputError(
                 f"target_return is {self.target_return:g}, but evaluate_episodes is 0, so nothing is evaluated; remove "
@@ -136,9 +154,11 @@ class Plan:
 def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
     """Read the settings and assemble the run; `env` stands for the environment where that is no name."""
     use_compilation_cache()
-    classes = [RunConfig, algorithms.find(algorithm).Config, NetworkConfig]
+    classes = [RunConfig, *algorithms.settings(algorithm)]
     run, algorithm_config, network = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
+    if run.actors != "none":
+        _check_actors(run, algorithm, algorithm_config, made)
     if isinstance(made, HostEnvironment):
         check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
@@ -159,6 +179,26 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment |
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
     return Plan(algorithm, run, algorithm_config, network, made, program, coefficients, state)
+
+
+def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:
+    """Refuse actors where they cannot be, or where what they do could not be learned from."""
+    if not isinstance(env, HostEnvironment):
+        raise InputError(
+            f"actors is {run.actors!r}, but {run.env} is compiled together with the learning; they are for "
+            "environments on the host, such as gym:CartPole-v1. Here lag says how far the policy that acts is behind."
+        )
+    if env.fixed_size is not None:
+        raise InputError(
+            f"actors is {run.actors!r}, but the environments of {env.name} exist already, so no actor can have its "
+            "own; give the environment by its name."
+        )
+    if not getattr(settings, "corrects_lag", False):
+        able = [name for name in algorithms.names() if getattr(algorithms.find(name).Config, "corrects_lag", False)]
+        raise InputError(
+            f"actors is {run.actors!r}, but {algorithm} takes what they did for what it would do itself now; train "
+            f"{' or '.join(able)}."
+        )
 
 
 def _is_our_own(env: Environment) -> bool:

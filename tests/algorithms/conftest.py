@@ -15,7 +15,6 @@ from lehr.coefficients import Coefficients
 from lehr.config import build
 from lehr.envs import Environment
 from lehr.iteration import Program, assemble, chunk, metric_names
-from lehr.networks import NetworkConfig
 from lehr.spaces import Box, Discrete, MultiDiscrete
 from lehr.types import Timestep, TrainState
 
@@ -26,14 +25,29 @@ SETTINGS: dict[str, Any] = {"num_envs": 8, "horizon": 8, "hidden_sizes": (16,), 
 """Small, for all algorithms; what an algorithm needs besides is below, under its name."""
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
+    "appo": {"epochs": 2, "minibatches": 2},
     "ppo": {"epochs": 2, "minibatches": 2},
+    "ppg": {
+        "epochs": 2,
+        "minibatches": 2,
+        "policy_updates": 2,
+        "auxiliary_epochs": 2,
+        "auxiliary_minibatches": 2,
+        "auxiliary_learning_rate": "0.005 -> 0",
+        "normalise_rewards": False,
+    },
+    # The probes ask for values of observations as they are, some of which no episode begins with.
+    "recurrent_ppo": {"epochs": 2, "minibatches": 2, "normalise_observations": False, "critic_torso": "mlp"},
     "trpo": {"value_epochs": 2, "value_minibatches": 2},
 }
 
 RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 """What an algorithm calls its learning rate, where that has another name."""
 
-EVERYTHING_ON: dict[str, dict[str, Any]] = {"ppo": {"minibatching": "prioritised", "advantage": "vtrace"}}
+EVERYTHING_ON: dict[str, dict[str, Any]] = {
+    "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
+    "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
+}
 """Settings with which an algorithm uses all of its coefficients, where its defaults do not."""
 
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -63,7 +77,7 @@ def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
     given = {**SETTINGS, **MORE_SETTINGS.get(algorithm, {}), **settings}
     if "learning_rate" in given:
         given[RATES.get(algorithm, "learning_rate")] = given.pop("learning_rate")
-    return build([algorithms.find(algorithm).Config, NetworkConfig], given)
+    return build(algorithms.settings(algorithm), given)
 
 
 def _begin(algorithm: str, env: str | Environment, total_steps: int = 10_000, seed: int = 0, **settings: Any) -> Run:

@@ -153,6 +153,8 @@ def test_a_memory_learns_what_was_shown_before(algorithm, torso, recall, begin, 
 
 
 def test_without_a_memory_what_was_shown_before_is_lost(algorithm, recall, begin, advance):
+    if algorithm == "recurrent_ppo":
+        pytest.skip("it refuses to go without a memory")
     run = train_on(begin, advance, algorithm, recall, horizon=9)
     assert abs(run.metrics["episode/return"][-20:].mean()) < 0.2
 

@@ -2,17 +2,18 @@
 
     L = L_policy + value_coef · L_value − entropy_coef · H
 
-One rollout, then `epochs` passes over it in minibatches: single steps, whole segments, or segments drawn by priority.
-See docs/ppo.md for each detail.
+One rollout, then `epochs` passes over it in minibatches: single steps, whole segments, windows of them, or those drawn
+by priority. See docs/ppo.md for each detail.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
-from lehr import minibatches
+from lehr import minibatches, windows
 from lehr.advantages import advantages_of, corrected_gae
 from lehr.config import Coef, check_counts
 from lehr.errors import InputError, closest
@@ -54,7 +55,11 @@ class Config:
     """Gradient steps in one pass."""
     minibatching: Minibatching = "auto"
     """Minibatches of shuffled single steps (flat), of whole shuffled segments, or of segments drawn by priority; auto
-    is segments where the network has a memory or the advantage is vtrace, and flat elsewhere."""
+    is segments where the network has a memory, there is a window, or the advantage is vtrace, and flat elsewhere."""
+    window: int | None = None
+    """Steps of the windows that segments are cut into; none keeps them whole."""
+    burn_in: int = 0
+    """Steps before a window that refresh its memory and are not learned from."""
     replacement: bool = False
     """Whether a prioritised minibatch may hold a segment twice."""
     accumulate: int = 1
@@ -134,6 +139,17 @@ class Config:
             raise InputError(
                 "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
             )
+        windows.check(self.horizon, self.window, self.burn_in)
+        if self.window is not None and self.advantage == "vtrace":
+            raise InputError(
+                f"window is {self.window}, but advantage is 'vtrace', which needs whole segments; set advantage to "
+                "gae, or window to none."
+            )
+        if self.window is not None and self.minibatching == "flat":
+            raise InputError(
+                f"window is {self.window}, but minibatching is 'flat', which shuffles single steps; set minibatching "
+                "to auto, segments or prioritised, or window to none."
+            )
 
     @property
     def unused(self) -> frozenset[str]:
@@ -167,7 +183,7 @@ class Algorithm:
     network: ActorCriticNetwork
 
     def __post_init__(self) -> None:
-        whole = self.network.is_recurrent or self.config.advantage == "vtrace"
+        whole = self.network.is_recurrent or self.config.advantage == "vtrace" or self.config.window is not None
         if self.config.minibatching == "auto":
             chosen: Literal["flat", "segments"] = "segments" if whole else "flat"
             object.__setattr__(self, "config", replace(self.config, minibatching=chosen))
@@ -175,6 +191,11 @@ class Algorithm:
             raise InputError(
                 "minibatching is 'flat', but the network has a memory, which needs whole segments; set minibatching to "
                 "auto, segments or prioritised."
+            )
+        if self.config.burn_in and not self.network.is_recurrent:
+            raise InputError(
+                f"burn_in is {self.config.burn_in}, but the network has no memory to refresh; set burn_in to 0, or "
+                "torso to lstm, gru or mingru."
             )
 
     @property
@@ -196,7 +217,7 @@ class Algorithm:
 
     def passes(self, learner: Learner, whole: Batch, coef: Values, key: Key) -> tuple[Learner, Metrics]:
         """The learner after all gradient steps on a batch, and what there is to watch."""
-        batch = self._trimmed(whole)
+        batch = self._in_windows(self._trimmed(whole), learner.params)
         params, unpack_params = self.optimiser.pack(learner.params)
         source = _Source(self.config, batch, coef, key)
 
@@ -242,6 +263,26 @@ class Algorithm:
             rollout = rollout._replace(reset=empty)
         return batch._replace(rollout=rollout)
 
+    def _in_windows(self, batch: Batch, params: PyTree) -> Batch:
+        """The batch in windows `[L, W · N]`, if the settings say so, with what their memory is found from as carry."""
+        window, burn_in = self.config.window, self.config.burn_in
+        if window is None:
+            return batch
+        carry, obs, reset = batch.rollout.carry, batch.rollout.obs, batch.rollout.reset
+        unroll = partial(self.network.unroll, params)
+        if burn_in:
+            carry = windows.burn_ins(unroll, carry, obs, reset, window, burn_in)
+        else:
+            carry = windows.carries(unroll, carry, obs, reset, window)
+        pieces = windows.cut(batch._replace(rollout=batch.rollout._replace(carry=())), window)
+        return pieces._replace(rollout=pieces.rollout._replace(carry=carry))
+
+    def _carry(self, params: PyTree, carry: PyTree) -> PyTree:
+        """The memory that segments or windows begin with; a burn-in refreshes it, and is not learned from."""
+        if not self.config.burn_in:
+            return carry
+        return windows.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
+
     def _gradients(self, params: PyTree, minibatch: Batch, weights: Any, coef: Values, key: Key) -> Any:
         """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
         differentiate = jax.value_and_grad(self.loss, has_aux=True)
@@ -284,7 +325,8 @@ class Algorithm:
         rollout, advantages, targets, reference = minibatch
         valid = validity(rollout)
         # --- policy and value now, and against those that acted
-        _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        carry = self._carry(params, rollout.carry)
+        _, policy, values = self.network.unroll(params, carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
         # --- advantages of the current policy
         if self.config.advantage == "vtrace":

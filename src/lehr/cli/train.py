@@ -61,8 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _classes(algorithm: str | None) -> list[type]:
     """The classes of all settings, as `make_plan` reads them."""
-    middle = [] if algorithm is None else [algorithms.find(algorithm).Config]
-    return [RunConfig, *middle, NetworkConfig]
+    return [RunConfig, *([NetworkConfig] if algorithm is None else algorithms.settings(algorithm))]
 
 
 def _algorithm(words: Sequence[str]) -> str | None:

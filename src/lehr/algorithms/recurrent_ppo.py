@@ -1,0 +1,45 @@
+"""PPO with a memory: minibatches of whole segments, or of windows with burn-in, each with the memory it began with.
+
+The code is PPO's, the defaults are not: see docs/recurrent_ppo.md.
+"""
+
+from dataclasses import dataclass
+
+from lehr import networks
+from lehr.algorithms import ppo
+from lehr.config import Coef
+from lehr.errors import InputError
+
+
+@dataclass(frozen=True)
+class Config(ppo.Config):
+    """PPO's settings, with defaults that suit a memory."""
+
+    num_envs: int = 8
+    epochs: int = 10
+    minibatches: int = 4
+    normalise_observations: bool = True
+    learning_rate: Coef = "2e-3 -> 0"
+    entropy_coef: Coef = "0.01 -> 0"
+    gae_lambda: Coef = 0.9
+
+
+@dataclass(frozen=True)
+class NetworkConfig(networks.NetworkConfig):
+    """The architecture of an actor and a critic that remember."""
+
+    torso: str = "gru"
+    recurrent_size: int = 64
+
+
+@dataclass(frozen=True)
+class Algorithm(ppo.Algorithm):
+    """PPO's, for a network that remembers."""
+
+    def __post_init__(self) -> None:
+        if not self.network.is_recurrent:
+            raise InputError(
+                "Neither torso nor critic_torso is a memory, which recurrent_ppo needs; set torso to lstm, gru or "
+                "mingru, or train ppo."
+            )
+        super().__post_init__()

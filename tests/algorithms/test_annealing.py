@@ -1,0 +1,50 @@
+"""Entropy annealing from the command line to the metrics, for every algorithm, under both styles of naming."""
+
+import numpy as np
+import pytest
+
+import lehr
+from lehr import algorithms
+from lehr.cli import main
+from lehr.schedules import resolve_entropy_coefficient
+from tests.algorithms.conftest import MORE_SETTINGS, SETTINGS
+
+UPDATES = 8
+STEPS = SETTINGS["num_envs"] * SETTINGS["horizon"]
+TOTAL = UPDATES * STEPS
+QUIET = ["--no-tensorboard", "--no-progress", "--evaluate-episodes=0"]
+
+
+def flag(name, value):
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
+
+
+def trained(algorithm, folder, *flags):
+    small = {**SETTINGS, "hidden_sizes": 8, **MORE_SETTINGS.get(algorithm, {})}
+    words = [flag(name.replace("_", "-"), value) for name, value in small.items()]
+    given = ["--env=CartPole-v1", f"--total-steps={TOTAL}", f"--run-dir={folder}", *QUIET, *words, *flags]
+    assert main(["train", algorithm, *given]) == 0
+    return lehr.load(folder)
+
+
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_both_spellings_anneal_alike_and_the_applied_value_is_in_the_metrics(algorithm, tmp_path, capsys):
+    theirs = trained(
+        algorithm,
+        tmp_path / "theirs",
+        "--ent-coef=0.05",
+        "--ent-coef-schedule=cosine",
+        f"--ent-coef-warmup-steps={2 * STEPS}",
+    )
+    ours = trained(algorithm, tmp_path / "ours", f"--entropy-coef=0 -> 0.05 over {2 * STEPS}, 0.05 -> 0 cosine")
+    applied = theirs.metrics["coef/entropy_coef"]
+    np.testing.assert_array_equal(applied, ours.metrics["coef/entropy_coef"])
+    np.testing.assert_array_equal(theirs.metrics["loss/total"], ours.metrics["loss/total"])
+    config = {"ent_coef": 0.05, "ent_coef_schedule": "cosine", "ent_coef_warmup_steps": 2 * STEPS}
+    expected = [resolve_entropy_coefficient(config, number * STEPS, TOTAL) for number in range(UPDATES)]
+    np.testing.assert_allclose(applied, expected, rtol=1e-5, atol=1e-9)
+    assert applied.max() == np.float32(0.05)
+    for result in (theirs, ours):
+        assert result.final["coef/entropy_coef"] == pytest.approx(expected[-1], rel=1e-5)

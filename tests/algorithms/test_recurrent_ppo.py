@@ -1,0 +1,293 @@
+"""Recurrent PPO: its windows and their memory against loops over single steps, and its defaults."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr import algorithms, config, windows
+from lehr.algorithms import ppo, recurrent_ppo
+from lehr.cli import main
+from lehr.errors import InputError
+from lehr.networks import NetworkConfig
+from lehr.plan import make_plan
+from tests.algorithms.rollouts import (
+    SEGMENTS,
+    STEPS,
+    assert_params_close,
+    assert_steps_not_taken_teach_nothing,
+    distance,
+    learned_from,
+    lived,
+    made_up,
+    network_of,
+    numpy_gae,
+    outputs,
+)
+from tests.algorithms.test_ppo import COEF, numpy_losses
+from tests.small import SMALL
+
+MEMORIES = ["lstm", "gru", "mingru"]
+PLAIN = {"horizon": STEPS, "epochs": 1, "minibatches": 1, "optimiser": "sgd", "max_grad_norm": None}
+
+
+def algorithm_of(torso="gru", module=recurrent_ppo, **settings):
+    return module.Algorithm(module.Config(**{**PLAIN, **settings}), network_of(torso)[0])
+
+
+def learn(algorithm, torso="gru", rollout=None, **coef):
+    return learned_from(algorithm, made_up(torso) if rollout is None else rollout, {**COEF, **coef}, torso)
+
+
+def walk(torso, params, carry, begin, end):
+    """The carries before each of some steps and after the last, the log probabilities and the values, step by step."""
+    network, rollout = network_of(torso)[0], made_up(torso)
+    step = jax.jit(network.step)
+    carries, log_probs, values = [carry], [], []
+    for t in range(begin, end):
+        carry, policy, value = step(params, carry, rollout.obs[t], rollout.reset[t])
+        carries.append(carry)
+        logits = np.asarray(policy.logits, np.float64)
+        log_probs.append(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+        values.append(np.asarray(value, np.float64))
+    return carries, log_probs, values
+
+
+# Windows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 6])
+def test_windows_are_complete_disjoint_and_in_order(window):
+    steps, segments = np.meshgrid(np.arange(STEPS), np.arange(SEGMENTS), indexing="ij")
+    pairs = jnp.stack([jnp.asarray(steps), jnp.asarray(segments)], -1)
+    found = np.asarray(windows.cut({"pairs": pairs}, window)["pairs"])
+    assert found.shape == (window, STEPS // window * SEGMENTS, 2)
+    assert sorted(map(tuple, found.reshape(-1, 2))) == [(t, n) for t in range(STEPS) for n in range(SEGMENTS)]
+    for column in range(found.shape[1]):
+        begin, segment = divmod(column, SEGMENTS)
+        np.testing.assert_array_equal(found[:, column, 0], begin * window + np.arange(window))
+        assert (found[:, column, 1] == segment).all()
+
+
+@pytest.mark.parametrize("torso", MEMORIES)
+@pytest.mark.parametrize(("window", "burn_in"), [(1, 0), (6, 0), (3, 1), (3, 3)])
+def test_the_memory_of_a_window_is_the_one_lived_through(torso, window, burn_in):
+    (network, params), rollout = network_of(torso), made_up(torso)
+    lived_through, _, _ = walk(torso, params, rollout.carry, 0, STEPS)
+
+    @jax.jit
+    def carries():
+        unroll = partial(network.unroll, params)
+        return windows.carries(unroll, rollout.carry, rollout.obs, rollout.reset, window, burn_in)
+
+    found = carries()
+    for index in range(STEPS // window):
+        columns = jax.tree.map(lambda x, i=index: x[i * SEGMENTS : (i + 1) * SEGMENTS], found)
+        assert_params_close(columns, lived_through[max(index * window - burn_in, 0)])
+
+
+@pytest.mark.parametrize(
+    ("torso", "window", "burn_in"), [("mlp", 2, 0), ("gru", 1, 0), ("lstm", 3, 2), ("mingru", 2, 2)]
+)
+def test_every_step_is_learned_from_once_per_epoch_and_with_its_memory(torso, window, burn_in):
+    """With a rate of 0, the mean of the losses of all minibatches of windows is that of whole segments."""
+    algorithm = algorithm_of(torso, ppo, window=window, burn_in=burn_in, minibatches=4, epochs=2)
+    _, metrics = learn(algorithm, torso, learning_rate=0.0)
+    advantages, targets = numpy_gae(made_up(torso), COEF["discount"], COEF["gae_lambda"])
+    expected = numpy_losses(made_up(torso), *outputs(torso), advantages, targets, COEF)
+    for name in ("loss/value", "policy/entropy", "policy/ratio", "policy/approximate_kl"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-4), name
+
+
+def test_a_window_as_long_as_a_segment_changes_nothing():
+    settings = {"minibatches": 4, "epochs": 2, "optimiser": "adam"}
+    whole, metrics = learn(algorithm_of(**settings))
+    found, found_metrics = learn(algorithm_of(window=STEPS, **settings))
+    assert_params_close(found, whole, rtol=0, atol=1e-6)
+    assert found_metrics == pytest.approx(metrics, abs=1e-6)
+
+
+# The loss, by hand ---------------------------------------------------------------------------------------------------
+
+
+def losses_by_hand(torso, window, burn_in, before, now, coef=COEF):
+    """The losses of all windows with parameters `now`, where the memories are of those `before` the update."""
+    rollout = made_up(torso)
+    lived_through, _, _ = walk(torso, before, rollout.carry, 0, STEPS)
+    log_probs, values = [], []
+    for begin in range(0, STEPS, window):
+        first = max(begin - burn_in, 0) if begin else 0
+        carries, _, _ = walk(torso, now, lived_through[first], first, begin)
+        _, more_log_probs, more_values = walk(torso, now, carries[-1], begin, begin + window)
+        log_probs += more_log_probs
+        values += more_values
+    advantages, targets = numpy_gae(rollout, coef["discount"], coef["gae_lambda"])
+    return numpy_losses(rollout, np.stack(log_probs), np.stack(values), advantages, targets, coef)
+
+
+@pytest.mark.parametrize(
+    ("torso", "window", "burn_in"), [("gru", 2, 0), ("gru", 2, 2), ("lstm", 3, 2), ("mingru", 2, 1)]
+)
+def test_the_second_gradient_step_burns_in_with_the_parameters_after_the_first(torso, window, burn_in):
+    """Whole rollouts are one minibatch, so that two epochs are two steps, and their losses are averaged."""
+    coef, settings = {**COEF, "learning_rate": 3.0}, {"window": window, "burn_in": burn_in}
+    before = network_of(torso)[1]
+    after, _ = learn(algorithm_of(torso, **settings), torso, **coef)
+    _, metrics = learn(algorithm_of(torso, epochs=2, **settings), torso, **coef)
+    first = losses_by_hand(torso, window, burn_in, before, before, coef)
+    second = losses_by_hand(torso, window, burn_in, before, after, coef)
+    expected = {name: (first[name] + second[name]) / 2 for name in first}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    other = losses_by_hand(torso, window, 0 if burn_in else 2, before, after, coef)
+    assert abs(other["loss/total"] - second["loss/total"]) > 1e-2
+
+
+def test_no_gradient_flows_through_a_burn_in():
+    """In the first step it finds the memory that was there without it; so the gradients are the same, if it has none."""
+    without, _ = learn(algorithm_of(window=2))
+    found, _ = learn(algorithm_of(window=2, burn_in=2))
+    assert_params_close(found, without, rtol=1e-5, atol=1e-6)
+    whole, _ = learn(algorithm_of())
+    assert distance(whole, without) > 1e-3  # where gradients flow from window to window
+
+
+def test_a_reset_inside_the_burn_in_clears_the_memory():
+    """Step 2 begins an episode: the window from step 3 on knows that step alone, whatever was before."""
+    (network, params), rollout = network_of("lstm"), made_up("lstm")
+    never = jnp.zeros((STEPS, SEGMENTS), bool)
+    reset, other = never.at[2].set(True), rollout.obs.at[:2].add(1.0)
+    unroll = partial(network.unroll, params)
+
+    @jax.jit
+    def memory(obs, reset):
+        start = windows.burn_ins(unroll, rollout.carry, obs, reset, window=3, burn_in=2)
+        return jax.tree.map(lambda x: x[SEGMENTS:], windows.burnt_in(unroll, start))
+
+    expected, _, _ = network.step(params, network.initial_carry((SEGMENTS,)), rollout.obs[2], never[2])
+    assert_params_close(memory(rollout.obs, reset), expected)
+    assert_params_close(memory(other, reset), expected)
+    assert distance(memory(other, never), memory(rollout.obs, never)) > 1e-2
+
+
+# With other options --------------------------------------------------------------------------------------------------
+
+
+def test_windows_are_drawn_by_their_own_priorities():
+    """Without replacement and in one minibatch all windows are drawn, so that all of it is known."""
+    coef = {**COEF, "priority_exponent": 0.7, "importance_exponent": 0.6}
+    algorithm = algorithm_of(window=2, burn_in=1, minibatching="prioritised")
+    _, metrics = learn(algorithm, **coef)
+    advantages, targets = numpy_gae(made_up("gru"), coef["discount"], coef["gae_lambda"])
+    powers = np.abs(advantages).reshape(3, 2, SEGMENTS).sum(1) ** 0.7
+    weights = (powers.size * powers / powers.sum()) ** -0.6
+    expected = numpy_losses(
+        made_up("gru"), *outputs("gru"), advantages, targets, coef, weights=np.repeat(weights, 2, axis=0)
+    )
+    expected["priority/weight"], expected["priority/weight_max"] = weights.mean(), weights.max()
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_accumulated_gradients_of_windows_are_those_of_the_whole_minibatch():
+    settings = {"window": 2, "burn_in": 2, "minibatches": 2, "epochs": 2, "kl_coef": 0.1}
+    whole, metrics = learn(algorithm_of(**settings), kl_coef=0.1)
+    parts, metrics_of_parts = learn(algorithm_of(accumulate=3, **settings), kl_coef=0.1)
+    assert_params_close(parts, whole, rtol=1e-3, atol=1e-5)
+    assert metrics_of_parts == pytest.approx(metrics, rel=1e-3, abs=1e-5)
+
+
+def test_what_is_not_valid_teaches_nothing():
+    assert_steps_not_taken_teach_nothing(algorithm_of(window=2, burn_in=2), COEF, "gru")
+
+
+def test_at_the_begin_of_an_update_the_policy_of_a_window_is_the_one_that_acted():
+    _, metrics = learn(algorithm_of(window=2, burn_in=2), rollout=lived("gru"))
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5)
+    assert metrics["policy/approximate_kl"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 0}, "window is 0; it must be 1 or more, or none"),
+        ({"window": 4}, "horizon is 6, which cannot be cut into windows of 4 steps; choose a divisor of 6"),
+        ({"window": 3, "burn_in": -1}, "burn_in is -1; it must be 0 or more"),
+        ({"window": 3, "burn_in": 4}, "burn_in is 4, which is longer than a window of 3 steps; give at most those"),
+        ({"burn_in": 4}, "burn_in is 4, but a window is a whole segment, with no steps before it"),
+        ({"window": 6, "burn_in": 4}, "burn_in is 4, but a window is a whole segment, with no steps before it"),
+        ({"window": 3, "advantage": "vtrace"}, "window is 3, but advantage is 'vtrace', which needs whole segments"),
+        ({"window": 3, "minibatching": "flat"}, "window is 3, but minibatching is 'flat', which shuffles single steps"),
+        ({"minibatching": "flat"}, "minibatching is 'flat', but the network has a memory"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        algorithm_of(**settings)
+
+
+def test_without_a_memory_there_is_nothing_to_burn_in():
+    assert algorithm_of("mlp", ppo, window=3).config.minibatching == "segments"
+    with pytest.raises(InputError, match="burn_in is 2, but the network has no memory to refresh"):
+        algorithm_of("mlp", ppo, window=3, burn_in=2)
+
+
+# Its own defaults ----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_ppo_with_other_defaults():
+    own, network = config.build(algorithms.settings("recurrent_ppo"), {})
+    assert (own, network) == (recurrent_ppo.Config(), recurrent_ppo.NetworkConfig())
+    assert {field.name: field._replace(default=None) for field in config.describe(type(own))} == {
+        field.name: field._replace(default=None) for field in config.describe(ppo.Config)
+    }
+    assert NetworkConfig(**config.to_mapping(network)) == NetworkConfig(torso="gru", recurrent_size=64)
+    assert algorithms.settings("ppo") == [ppo.Config, NetworkConfig]
+    assert config.with_preset(recurrent_ppo.Config, "puffer").advantage == "vtrace"
+
+
+def test_the_help_shows_its_defaults(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    for algorithm, torso in (("recurrent_ppo", "gru"), ("ppo", "auto")):
+        with pytest.raises(SystemExit):
+            main(["train", algorithm, "--help"])
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("--torso"))
+        assert line.endswith(f"(default: {torso})")
+
+
+@pytest.mark.parametrize("torso", ["mlp", "auto"])
+def test_without_a_memory_it_is_refused(torso):
+    with pytest.raises(InputError, match="Neither torso nor critic_torso is a memory, which recurrent_ppo needs"):
+        make_plan("recurrent_ppo", {"torso": torso})
+
+
+def test_what_is_given_holds_above_the_defaults(tmp_path):
+    file = tmp_path / "settings.yaml"
+    config.to_yaml(file, {"torso": "mingru"})
+    given = config.merge(config.from_yaml(file), {"recurrent-size": 8})
+    assert make_plan("recurrent_ppo", given).network == recurrent_ppo.NetworkConfig(torso="mingru", recurrent_size=8)
+
+
+def test_a_run_keeps_its_memory_and_goes_on(tmp_path):
+    small = SMALL | {"window": 4, "burn_in": 2, "recurrent_size": 8}
+    run = lehr.train("recurrent_ppo", total_steps=64, run_dir=tmp_path / "run", **small)
+    saved = config.from_yaml(tmp_path / "run" / "config.yaml")
+    assert (saved["algorithm"], saved["torso"], saved["window"], saved["burn_in"]) == ("recurrent_ppo", "gru", 4, 2)
+    loaded = lehr.load(tmp_path / "run")
+    assert [leaf.shape for leaf in jax.tree.leaves(loaded.state.actor.carry)] == [(4, 8)] * 2  # actor and critic
+    assert_params_close(loaded.params, run.params, rtol=0, atol=0)
+    longer = lehr.resume(tmp_path / "run", total_steps=128)
+    assert (longer.final["env_steps"], longer.config["torso"]) == (128, "gru")
+
+
+# It learns -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_shown_before_is_learned_in_windows_too(recall, begin, advance):
+    """Whose memory comes from windows before: an episode is three steps, a window four."""
+    cut = {"horizon": 12, "window": 4, "burn_in": 2, "num_envs": 16, "critic_torso": None}
+    run = begin("recurrent_ppo", recall, total_steps=150 * 192, learning_rate="0.01 -> 0", entropy_coef=0.0, **cut)
+    run = advance(run, 150)
+    assert run.metrics["episode/return"][-20:].mean() > 0.9
+    assert run.metrics["update/rejected"][-1] == 0
