@@ -136,15 +136,15 @@ PPG_PENDULUM = {
     "entropy_coef": 0.0,
 }
 RECURRENT_PENDULUM = {
-    "num_envs": 4,
     "horizon": 256,
-    "window": 64,
-    "burn_in": 16,
-    "minibatches": 8,
-    "learning_rate": "1e-3 -> 0",
+    "window": 32,
+    "burn_in": 8,
+    "epochs": 10,
+    "minibatches": 16,
+    "clip_range": 0.2,
     "discount": 0.95,
     "gae_lambda": 0.95,
-    "entropy_coef": 0.0,
+    "normalise_observations": False,
     "normalise_rewards": True,
 }
 

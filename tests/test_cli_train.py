@@ -197,7 +197,8 @@ def test_help_has_the_docstrings_of_the_algorithms_settings(capsys, monkeypatch)
     assert "classic, puffer" in shown
 
 
-def test_help_without_an_algorithm_names_those_there_are(capsys):
+def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out

@@ -21,7 +21,18 @@ PENDULUM = {
     "normalise_rewards": True,
 }
 PENDULUM_TRPO = {"num_envs": 4, "horizon": 512, "discount": 0.9, "target_kl": 0.03, "value_minibatches": 32}
-MEMORY = {"torso": "mingru", "learning_rate": "3e-3 -> 0"}
+PENDULUM_MEMORY = {
+    "horizon": 256,
+    "window": 32,
+    "burn_in": 8,
+    "epochs": 10,
+    "minibatches": 16,
+    "clip_range": 0.2,
+    "discount": 0.95,
+    "gae_lambda": 0.95,
+    "normalise_observations": False,
+    "normalise_rewards": True,
+}
 PENDULUM_PPG = {
     "num_envs": 4,
     "horizon": 512,
@@ -84,6 +95,8 @@ def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
             {**PENDULUM_ONE_STEP, "learning_rate": "2e-3 -> 0", "gae_lambda": 0.9},
             -300,
         ),
+        ("recurrent_ppo", "CartPole-v1", 60_000, {}, 400),
+        ("recurrent_ppo", "Pendulum-v1", 100_000, PENDULUM_MEMORY, -300),
         ("appo", "CartPole-v1", 250_000, {}, 400),
         ("appo", "Pendulum-v1", 250_000, PENDULUM_APPO, -300),
     ],
@@ -93,7 +106,7 @@ def test_classic_control_is_learned(algorithm, env, total_steps, settings, least
 
 
 def test_hidden_velocities_are_made_up_for_by_a_memory_and_by_nothing_else():
-    assert returns("CartPole-Hidden-v1", 150_000, "recurrent_ppo", **MEMORY) >= 300
+    assert returns("CartPole-Hidden-v1", 100_000, "recurrent_ppo") >= 300
     assert returns("CartPole-Hidden-v1", 200_000) <= 100
 
 

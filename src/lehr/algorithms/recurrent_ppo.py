@@ -16,19 +16,21 @@ class Config(ppo.Config):
     """PPO's settings, with defaults that suit a memory."""
 
     num_envs: int = 8
-    epochs: int = 10
-    minibatches: int = 4
+    horizon: int = 32
+    epochs: int = 20
+    minibatches: int = 1
     normalise_observations: bool = True
-    learning_rate: Coef = "2e-3 -> 0"
-    entropy_coef: Coef = "0.01 -> 0"
-    gae_lambda: Coef = 0.9
+    entropy_coef: Coef = 0.0
+    clip_range: Coef = "0.2 -> 0.001"
+    discount: Coef = 0.98
+    gae_lambda: Coef = 0.8
 
 
 @dataclass(frozen=True)
 class NetworkConfig(networks.NetworkConfig):
     """The architecture of an actor and a critic that remember."""
 
-    torso: str = "gru"
+    torso: str = "mingru"
     recurrent_size: int = 64
 
 

@@ -1,0 +1,118 @@
+"""Brax's own PPO beside the drop-in, in one run: env steps per second, their ratio, and the curves.
+
+    python bench/brax_ppo.py              inverted_pendulum on a CPU, five seeds
+    python bench/brax_ppo.py --gpu        ant with the configuration that Brax publishes for it, 50 million steps
+    python bench/brax_ppo.py --gpu --num-timesteps 20000000
+
+Both have the same arguments and the same seeds. Newer versions of JAX lack a function that Brax's training calls; it is
+put back here. The rate is that of training alone, the median over the epochs after the second: by then all is compiled.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+warnings.simplefilter("ignore")
+
+ANT = {
+    "num_timesteps": 50_000_000,
+    "num_evals": 10,
+    "reward_scaling": 10,
+    "episode_length": 1000,
+    "normalize_observations": True,
+    "action_repeat": 1,
+    "unroll_length": 5,
+    "num_minibatches": 32,
+    "num_updates_per_batch": 4,
+    "discounting": 0.97,
+    "learning_rate": 3e-4,
+    "entropy_cost": 1e-2,
+    "num_envs": 4096,
+    "batch_size": 2048,
+}
+PENDULUM = {
+    "num_timesteps": 200_000,
+    "num_evals": 9,
+    "episode_length": 200,
+    "num_envs": 128,
+    "num_eval_envs": 64,
+    "unroll_length": 10,
+    "batch_size": 64,
+    "num_minibatches": 4,
+    "num_updates_per_batch": 4,
+    "normalize_observations": True,
+    "discounting": 0.97,
+    "learning_rate": 3e-4,
+    "entropy_cost": 1e-2,
+}
+
+
+def brax_train() -> Callable[..., Any]:
+    """Brax's own, made to work with versions of JAX that it does not know."""
+    if not hasattr(jax, "device_put_replicated"):
+
+        def replicate(tree: Any, devices: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * len(devices)), tree)
+
+        vars(jax)["device_put_replicated"] = replicate
+    try:
+        importlib.import_module("brax.training.agents.ppo.checkpoint")
+    except ImportError:  # for want of a package; no checkpoint is written here
+        stand_in = types.ModuleType("brax.training.agents.ppo.checkpoint")
+        sys.modules[stand_in.__name__] = stand_in
+        vars(importlib.import_module("brax.training.agents.ppo"))["checkpoint"] = stand_in
+    return importlib.import_module("brax.training.agents.ppo.train").train
+
+
+def measure(train: Callable[..., Any], name: str, backend: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
+    """One training: its rate, its rewards at each evaluation, and how long it took."""
+    envs = importlib.import_module("brax.envs")
+    rewards, rates = [], []
+
+    def progress(step: int, metrics: Any) -> None:
+        rewards.append(round(float(metrics["eval/episode_reward"]), 1))
+        rates.append(float(metrics.get("training/sps", 0.0)))
+
+    begin = time.perf_counter()
+    with jax.numpy_rank_promotion("allow"):
+        train(envs.get_environment(name, backend=backend), seed=seed, progress_fn=progress, **options)
+    seconds = time.perf_counter() - begin
+    return {"steps/s": statistics.median(rates[3:]), "seconds": round(seconds, 1), "rewards": rewards, "rates": rates}
+
+
+def compare(name: str, backend: str, options: dict[str, Any], seeds: int) -> None:
+    both = {"brax": brax_train(), "lehr": importlib.import_module("lehr.compat.brax").train}
+    rates: dict[str, list[float]] = {which: [] for which in both}
+    for seed in range(seeds):
+        for which, train in both.items():
+            found = measure(train, name, backend, options, seed)
+            rates[which].append(found["steps/s"])
+            epochs = [round(rate) for rate in found.pop("rates")[1:]]
+            row = {"which": which, "seed": seed, **found, "steps/s": round(found["steps/s"]), "epochs": epochs}
+            print(json.dumps(row), flush=True)
+    theirs, ours = (statistics.median(rates[which]) for which in both)
+    print(json.dumps({"brax": round(theirs), "lehr": round(ours), "lehr / brax": round(ours / theirs, 3)}), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="ant, for one large GPU")
+    parser.add_argument("--num-timesteps", type=int, help="another budget")
+    parser.add_argument("--seeds", type=int, help="another number of seeds")
+    arguments = parser.parse_args()
+    budget = {"num_timesteps": arguments.num_timesteps} if arguments.num_timesteps else {}
+    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}")
+    if arguments.gpu:
+        compare("ant", "spring", ANT | budget, arguments.seeds or 1)
+    else:
+        compare("inverted_pendulum", "spring", PENDULUM | budget, arguments.seeds or 5)

@@ -1,0 +1,70 @@
+"""The seven numbers of Brax's PPO that may be schedules, by Brax's names."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lehr.coefficients import Coefficients, bundle
+from lehr.errors import InputError, closest
+from lehr.schedules import Controller, coefficient, constant, schedule
+
+NAMES = (
+    "learning_rate",
+    "entropy_cost",
+    "discounting",
+    "reward_scaling",
+    "clipping_epsilon",
+    "gae_lambda",
+    "vf_loss_coefficient",
+)
+ENTROPY_SHAPES = ("linear", "cosine")
+
+
+def coefficients(given: Mapping[str, Any], total_steps: float) -> Coefficients:
+    """What was given for each of `NAMES`, bound to the budget, as one pytree."""
+    return bundle({name: _bound(name, given[name], total_steps) for name in NAMES})
+
+
+def annealed(entropy_cost: Any, entropy_cost_end: Any, entropy_schedule: str) -> Any:
+    """The entropy cost with its end, if it has one.
+
+    >>> annealed(0.01, None, "linear")
+    0.01
+    >>> str(schedule(annealed(0.01, 0.001, "cosine")))
+    '0.01 -> 0.001 cosine'
+    """
+    if entropy_schedule not in ENTROPY_SHAPES:
+        raise InputError(f"entropy_schedule is {entropy_schedule!r}; {closest(str(entropy_schedule), ENTROPY_SHAPES)}")
+    if entropy_cost_end is None:
+        return entropy_cost
+    if not is_number(entropy_cost):
+        raise InputError(
+            f"entropy_cost is {entropy_cost!r}, a schedule already, and entropy_cost_end is {entropy_cost_end!r}; "
+            "give entropy_cost as a number, or remove entropy_cost_end."
+        )
+    return {"shape": entropy_schedule, "start": entropy_cost, "end": entropy_cost_end}
+
+
+def is_number(given: Any) -> bool:
+    """Whether it is a number as Brax takes it: Python's, NumPy's or JAX's."""
+    if isinstance(given, bool | str):
+        return False
+    return isinstance(given, int | float | np.number) or (hasattr(given, "dtype") and np.ndim(given) == 0)
+
+
+def _bound(name: str, spec: Any, total_steps: float) -> Any:
+    if is_number(spec):
+        return constant(float(spec))  # Brax's ranges, which are none
+    try:
+        made = schedule(spec).bind(total_steps)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    if isinstance(made, Controller):
+        raise InputError(
+            f"{name} is '{made}', which reacts to what is measured; give a number, a schedule or a function of env "
+            "steps, or learning_rate_schedule='ADAPTIVE_KL'."
+        )
+    replace(coefficient(name), name=name).check(made)
+    return made

@@ -1,0 +1,500 @@
+"""The drop-in beside Brax's own PPO: the same numbers, the same files, Brax's own tests, and schedules on top."""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import io
+import os
+import re
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr.compat.brax import load_policy, theirs, train
+from lehr.compat.brax.coefficients import NAMES, annealed, coefficients
+from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, lambda_advantages, ppo_loss, quantile_huber_loss
+from lehr.compat.brax.pixels import shifted
+from lehr.envs.optional import by_their_rules
+from lehr.errors import InputError
+from lehr.schedules import env_steps
+
+pytest.importorskip("brax")
+with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    warnings.simplefilter("ignore")
+    envs = importlib.import_module("brax.envs")
+    brax_checkpoint = importlib.import_module("brax.training.agents.ppo.checkpoint")
+    brax_losses = importlib.import_module("brax.training.agents.ppo.losses")
+    brax_networks = importlib.import_module("brax.training.agents.ppo.networks")
+    brax_train = importlib.import_module("brax.training.agents.ppo.train")
+    brax_tests = importlib.import_module("brax.training.agents.ppo.train_test")
+    brax_types = importlib.import_module("brax.training.types")
+
+small_networks = functools.partial(
+    brax_networks.make_ppo_networks, policy_hidden_layer_sizes=(8,), value_hidden_layer_sizes=(8,)
+)
+SMALL = {
+    "episode_length": 12,
+    "num_envs": 8,
+    "unroll_length": 4,
+    "batch_size": 8,
+    "num_minibatches": 2,
+    "num_updates_per_batch": 2,
+    "num_eval_envs": 8,
+    "network_factory": small_networks,
+}
+STEPS = 64
+"""Env steps of one training step with these sizes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_quickly():
+    """Compiling takes longer than all that is computed here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def fast():
+    return envs.get_environment("fast")
+
+
+@contextlib.contextmanager
+def device_put_replicated():
+    """What newer versions of JAX do not have, and Brax's training needs."""
+
+    def replicate(tree, devices):
+        return jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * len(devices)), tree)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "device_put_replicated", replicate, raising=False)
+        yield
+
+
+def assert_same(ours, brax, **tolerance):
+    assert jax.tree.structure(ours) == jax.tree.structure(brax)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), ours, brax)
+
+
+# The same mathematics ----------------------------------------------------------------------------------------------
+
+
+def random_ends(key, shape):
+    """Steps that go on, terminate, or are truncated, as 0 and 1."""
+    kind = jax.random.choice(key, 3, shape, p=jnp.array([0.7, 0.15, 0.15]))
+    return (kind > 0).astype(jnp.float32), (kind == 2).astype(jnp.float32)
+
+
+def test_advantages_are_those_of_brax():
+    keys = jax.random.split(jax.random.key(0), 4)
+    rewards, values = jax.random.normal(keys[0], (2, 7, 5))
+    last = jax.random.normal(keys[1], (5,))
+    done, truncation = random_ends(keys[2], (7, 5))
+    termination = done * (1 - truncation)
+    assert termination.any()
+    assert truncation.any()
+    found = jax.jit(lambda_advantages)(rewards, values, last, termination, truncation, 0.97, 0.9)
+    brax = jax.jit(brax_losses.compute_gae)(truncation, termination, rewards, values, last, 0.9, 0.97)
+    assert_same(found, brax, atol=1e-6)
+
+
+def test_quantile_huber_loss_is_that_of_brax():
+    quantiles, targets = jax.random.normal(jax.random.key(0), (3, 4, 6)), jax.random.normal(jax.random.key(1), (3, 4))
+    found = quantile_huber_loss(quantiles, targets, 0.7)
+    np.testing.assert_allclose(found, brax_losses.quantile_huber_loss(quantiles, targets, kappa=0.7), rtol=1e-6)
+
+
+LOSSES = {
+    "squashed": ({}, LossSettings(True, None, False)),
+    "normal, clipped values": ({"distribution_type": "normal"}, LossSettings(False, 0.1, False)),
+    "quantiles": ({"use_distributional_critic": True}, LossSettings(True, 1.0, True)),
+}
+COEF = dict(zip(NAMES, (3e-4, 0.02, 0.95, 5.0, 0.2, 0.9, 0.7), strict=True))
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_the_loss_of_a_minibatch_is_that_of_brax(case):
+    """Value, metrics and gradients, of the same parameters and data."""
+    options, settings = LOSSES[case]
+    network = small_networks(3, 2, preprocess_observations_fn=theirs.running_statistics.normalize, **options)
+
+    def made(key):
+        """Some segments, and parameters that have moved on since they were lived through."""
+        keys = jax.random.split(key, 6)
+        obs = jax.random.normal(keys[0], (6, 7, 3))
+        params = Networks(network.policy_network.init(keys[1]), network.value_network.init(keys[2]))
+        normalizer = theirs.running_statistics.update(theirs.running_statistics.init_state(jnp.zeros(3)), obs)
+        act = brax_networks.make_inference_fn(network, True, settings.use_distributional_critic)
+        _, extras = act((normalizer, *params))(obs[:-1], keys[3])
+        done, truncation = random_ends(keys[4], (5, 7))
+        moved = jax.tree.map(lambda x: x + 0.05 * jnp.sin(jnp.arange(x.size)).reshape(x.shape), params)
+        return moved, normalizer, obs, extras, jax.random.normal(keys[5], (5, 7)), done, truncation
+
+    def ours(key):
+        params, normalizer, obs, extras, reward, done, truncation = made(key)
+        acted = extras["raw_action"], extras["log_prob"], extras["distribution_params"]
+        batch = Minibatch(obs, *acted, reward, done, truncation, extras["value"])
+        differentiate = jax.value_and_grad(ppo_loss, has_aux=True)
+        return differentiate(params, normalizer, batch, key, network, settings, COEF)
+
+    def brax(key):
+        params, normalizer, obs, extras, reward, done, truncation = made(key)
+        extras = {"policy_extras": extras, "state_extras": {"truncation": truncation}}
+        data = brax_types.Transition(obs[:-1], extras["policy_extras"]["raw_action"], reward, 1 - done, obs[1:], extras)
+        renamed = {name: value for name, value in COEF.items() if name not in ("learning_rate", "vf_loss_coefficient")}
+        (loss, metrics), gradients = jax.value_and_grad(brax_losses.compute_ppo_loss, has_aux=True)(
+            brax_losses.PPONetworkParams(*params),
+            normalizer,
+            jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), data),
+            key,
+            network,
+            **renamed,
+            vf_coefficient=COEF["vf_loss_coefficient"],
+            **settings._asdict(),
+        )
+        return (loss, metrics), Networks(gradients.policy, gradients.value)
+
+    with by_their_rules():
+        key = jax.random.PRNGKey(1)
+        assert_same(jax.jit(ours)(key), jax.jit(brax)(key), rtol=1e-5, atol=1e-5)
+
+
+def test_images_are_moved_as_brax_moves_them():
+    images = np.random.default_rng(0).normal(size=(2, 5, 3, 12, 12, 1)).astype(np.float32)
+    obs = {"pixels/b": images[0], "pixels/a": images[1], "state": np.zeros((5, 3, 2), np.float32)}
+
+    def both(key):
+        found = shifted(jax.tree.map(lambda x: x.swapaxes(0, 1), obs), jax.random.split(key, 5))
+        return jax.tree.map(lambda x: x.swapaxes(0, 1), found), brax_train._random_translate_pixels(obs, key)
+
+    with by_their_rules():
+        assert_same(*jax.jit(both)(jax.random.PRNGKey(3)))
+
+
+# The same training -------------------------------------------------------------------------------------------------
+
+
+def curve_of(function, env, **options):
+    """What `progress_fn` is told, by the step, and what comes back."""
+    curve = {}
+    result = function(env, progress_fn=lambda step, metrics: curve.update({step: metrics}), **options)
+    return curve, result
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("brax")
+
+
+TRAINING = {
+    **SMALL,
+    "num_timesteps": 8 * STEPS * 2,
+    "num_evals": 3,
+    "num_resets_per_eval": 2,
+    "action_repeat": 2,
+    "episode_length": 24,
+    "normalize_observations": True,
+    "learning_rate": 3e-3,
+    "entropy_cost": 1e-2,
+    "discounting": 0.95,
+    "reward_scaling": 10,
+    "max_grad_norm": 1.0,
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        options = {**TRAINING, "save_checkpoint_path": str(folder / "ours")}
+        return curve_of(train, envs.get_environment("fast"), **options)
+
+
+@pytest.fixture(scope="module")
+def brax(folder):
+    with by_their_rules(), device_put_replicated():
+        options = {**TRAINING, "save_checkpoint_path": str(folder / "brax")}
+        return curve_of(brax_train.train, envs.get_environment("fast"), **options)
+
+
+def test_training_is_that_of_brax(ours, brax):
+    """Rollouts, resets, normalisation, minibatches, gradient steps, evaluation: the same seed, the same curve."""
+    (curve, (_, params, last)), (their_curve, (_, their_params, their_last)) = ours, brax
+    assert list(curve) == list(their_curve) == [0, 8 * STEPS, 16 * STEPS]
+    for step, measured in their_curve.items():
+        assert set(measured) <= set(curve[step])
+        for name, value in measured.items():
+            if not name.endswith(("sps", "walltime", "time")):
+                np.testing.assert_allclose(curve[step][name], value, rtol=1e-4, atol=1e-6, err_msg=f"{name} at {step}")
+    assert_same(params, their_params, rtol=1e-3, atol=1e-5)
+    assert set(last) - set(their_last) == {f"training/{name}" for name in NAMES if name != "learning_rate"}
+
+
+# Schedules ---------------------------------------------------------------------------------------------------------
+
+SCHEDULED = {
+    "learning_rate": "3e-4 -> 1e-4 exponential",
+    "discounting": lambda step: 0.9 + 0.05 * step / 1e3,
+    "reward_scaling": {"start": 1.0, "end": 2.0, "shape": "cosine"},
+    "clipping_epsilon": lehr.schedule("0.3 -> 0.2 until 50%"),
+    "gae_lambda": "0.95 until 20%, 0.95 -> 0.9",
+    "vf_loss_coefficient": [[0, 0.5], [100, 0.25]],
+}
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_applied_coefficients_follow_their_schedules(fast, shape):
+    """One training step an epoch, and the last one beyond the budget; to the bit, and traced once."""
+    total, traces = int(2.2 * STEPS), []
+    curve, _ = curve_of(
+        train,
+        fast,
+        num_timesteps=total,
+        num_evals=5,
+        run_evals=False,
+        entropy_cost=0.01,
+        entropy_cost_end=0.001,
+        entropy_schedule=shape,
+        policy_params_fn=lambda *args: traces.append(fast.step_count),
+        **SCHEDULED if shape == "cosine" else {},
+        **SMALL,
+    )
+    given = dict.fromkeys(NAMES, 1.0) | (SCHEDULED if shape == "cosine" else {})
+    bound = coefficients(given | {"entropy_cost": annealed(0.01, 0.001, shape)}, total)
+    compiled = jax.jit(lambda updates: bound.values(bound.init(), env_steps(updates, STEPS)))
+    assert list(curve) == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    names = NAMES if shape == "cosine" else ["entropy_cost"]
+    for updates, measured in enumerate(curve.values()):
+        expected = compiled(jnp.uint32(updates))
+        for name in names:
+            assert measured[f"training/{name}"] == expected[name], (name, updates)
+    applied = [float(measured["training/entropy_cost"]) for measured in curve.values()]
+    done = np.arange(3) * STEPS / total
+    fraction = done if shape == "linear" else (1 - np.cos(np.pi * done)) / 2
+    np.testing.assert_allclose(applied, [*(0.01 - 0.009 * fraction), 0.001], rtol=1e-5)
+    assert len(set(traces[1:])) == 1
+
+
+def test_the_clock_does_not_wrap():
+    """2^33 env steps and more, with the sizes of Brax's ant."""
+    per_update = 2048 * 32 * 5
+    entropy = coefficients(dict.fromkeys(NAMES, 1.0) | {"entropy_cost": "1 -> 0"}, 2**35)
+    value = jax.jit(lambda updates: entropy.values({}, env_steps(updates, per_update))["entropy_cost"])
+    for steps in (2**31, 2**32, 2**33, 2**34, 2**35):
+        updates = steps // per_update
+        np.testing.assert_allclose(value(jnp.uint32(updates)), 1 - updates * per_update / 2**35, atol=1e-6)
+
+
+def test_arguments_and_defaults_are_those_of_brax():
+    ours, brax = (inspect.signature(function).parameters for function in (train, brax_train.train))
+    assert list(ours) == [*brax, "entropy_cost_end", "entropy_schedule"]
+    for name, parameter in brax.items():
+        assert ours[name].kind == parameter.kind
+        if not name.endswith("_fn"):
+            assert ours[name].default == parameter.default, name
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"entropy_cost": "0.1 -> 0", "entropy_cost_end": 0.1}, "give entropy_cost as a number"),
+        ({"entropy_cost_end": 0.1, "entropy_schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"discounting": "0.9 -> 1.1"}, "discounting is '0.9 -> 1.1 over 64', which reaches 1.1"),
+        ({"entropy_cost": "auto(target_entropy=0.5)"}, "which reacts to what is measured"),
+        ({"learning_rate": "1e-3 -> 0", "learning_rate_schedule": "ADAPTIVE_KL"}, "a schedule of its own"),
+        ({"learning_rate_schedule": "ADAPTIVE"}, "did you mean 'ADAPTIVE_KL'"),
+        ({"num_envs": 5}, "must be a multiple of num_envs, which is 5"),
+        ({"use_distributional_critic": True}, "clipping_epsilon_value is None"),
+        ({"vision": True, "action_repeat": 2}, "set action_repeat to 1"),
+        ({"episode_length": None}, "episode_length is None"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_compiled(fast, options, sentence):
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        train(fast, num_timesteps=STEPS, **SMALL | options)
+    assert fast.reset_count == 0
+
+
+# Files -------------------------------------------------------------------------------------------------------------
+
+
+def test_files_of_brax_are_read(brax, folder, fast):
+    """By restoring, of which the clock begins anew, and as a policy."""
+    path = folder / "brax" / f"{16 * STEPS:012d}"
+    make_policy, their_params, _ = brax[1]
+    restoring = {**SMALL, "normalize_observations": True, "restore_checkpoint_path": str(path)}
+    _, params, _ = train(fast, 0, **restoring)
+    assert_same(params, their_params)
+    with by_their_rules():
+        action, _ = load_policy(path)(jnp.ones(2), jax.random.PRNGKey(0))
+        expected, _ = make_policy(their_params, deterministic=True)(jnp.ones(2), jax.random.PRNGKey(0))
+    np.testing.assert_array_equal(action, expected)
+    curve, _ = curve_of(train, fast, num_timesteps=STEPS, run_evals=False, **restoring)
+    assert list(curve) == [STEPS]
+
+
+def test_brax_reads_our_files(ours, folder, fast):
+    path = folder / "ours" / f"{16 * STEPS:012d}"
+    make_policy, params, _ = ours[1]
+    restoring = {**SMALL, "normalize_observations": True, "restore_checkpoint_path": str(path)}
+    with by_their_rules(), device_put_replicated():
+        loaded = brax_checkpoint.load(path)
+        action, _ = brax_checkpoint.load_policy(path)(jnp.ones(2), jax.random.PRNGKey(0))
+        also, _ = load_policy(path)(jnp.ones(2), jax.random.PRNGKey(0))
+        expected, _ = make_policy(params, deterministic=True)(jnp.ones(2), jax.random.PRNGKey(0))
+        _, restored, _ = brax_train.train(fast, 0, **restoring)
+    assert_same(tuple(loaded), params)
+    assert_same(tuple(restored), params)
+    np.testing.assert_array_equal(action, expected)
+    np.testing.assert_array_equal(also, expected)
+
+
+def test_parameters_are_restored_with_or_without_the_critic(ours, fast):
+    params = ours[1][1]
+    restoring = {**SMALL, "restore_params": params, "normalize_observations_mode": "ema", "seed": 9}
+    _, whole, _ = train(fast, 0, **restoring)
+    _, actor, _ = train(fast, 0, restore_value_fn=False, **restoring)
+    assert whole[0].mode == theirs.running_statistics.NormalizationMode.EMA
+    assert_same(whole[1:], params[1:])
+    assert_same(actor[1], params[1])
+    kernels = [value["params"]["hidden_0"]["kernel"] for value in (actor[2], params[2])]
+    assert not np.allclose(*kernels)
+
+
+def test_environments_that_do_not_fit_begin_anew(ours, folder, fast):
+    """Twice as many of them; the optimiser and the clock go on."""
+    path = folder / "ours" / f"{16 * STEPS:012d}"
+    options = TRAINING | {"num_envs": 16, "num_timesteps": 2 * STEPS, "num_evals": 1, "num_resets_per_eval": 0}
+    curve, _ = curve_of(train, fast, **options, run_evals=False, restore_checkpoint_path=str(path))
+    assert list(curve) == [18 * STEPS]
+
+
+def test_training_goes_on_exactly_from_our_files(ours, folder, fast):
+    """Half of it again from the checkpoint in the middle: optimiser, clock, keys and environments are as they were."""
+    middle = folder / "ours" / f"{8 * STEPS:012d}"
+    options = TRAINING | {"num_timesteps": 8 * STEPS, "num_evals": 2, "restore_checkpoint_path": str(middle)}
+    curve, (_, params, last) = curve_of(train, fast, **options)
+    assert list(curve) == [8 * STEPS, 16 * STEPS]
+    assert_same(params, ours[1][1], rtol=0, atol=0)
+    measured = {name: value for name, value in ours[1][2].items() if name.startswith("training/")}
+    for name in set(measured) - {"training/sps", "training/walltime"}:
+        assert last[name] == measured[name], name
+
+
+# Brax's own tests --------------------------------------------------------------------------------------------------
+
+BRAX_TESTS = (
+    "testTrain0",
+    "testTrainWithNetworkParams13",
+    "testTrainAsymmetricActorCritic",
+    "testNetworkEncoding0",
+    "testTrainDomainRandomize",
+    "testPixelsPPO0",
+)
+"""One of each kind; docs/brax.md speaks of the others."""
+
+
+@pytest.mark.parametrize("name", BRAX_TESTS)
+def test_of_brax(name, monkeypatch):
+    """As it is in the installed package, with `train` in the place of Brax's; those that only run, run for less."""
+    learns = name == "testTrain0"
+
+    def ours(env, num_timesteps, **options):
+        if learns:
+            return train(env, num_timesteps, **options)
+        less = {"run_evals": False, "num_minibatches": 4, "num_updates_per_batch": 1}
+        return train(env, 128, **options | less)
+
+    monkeypatch.setattr(brax_tests, "ppo", SimpleNamespace(train=ours))
+    with by_their_rules():
+        getattr(brax_tests.PPOTest(name), name)()
+
+
+# Everything else ---------------------------------------------------------------------------------------------------
+
+
+def test_what_training_tells_on_its_way(fast):
+    """Episodes while it trains, parameters that stay valid, and no evaluation where none is wanted."""
+    told, kept = [], []
+    _, params, metrics = train(
+        fast,
+        num_timesteps=4 * STEPS,
+        num_evals=3,
+        run_evals=False,
+        log_training_metrics=True,
+        progress_fn=lambda step, metrics: told.append((step, metrics)),
+        policy_params_fn=lambda step, make_policy, params: kept.append((step, params)),
+        normalize_observations=True,
+        **SMALL,
+    )
+    reports = [metrics for _, metrics in told if "episode/sum_reward" in metrics]
+    assert {"episode/length", "episode/entropy_cost", "episode/total_loss", "episode/sps"} <= set(reports[-1])
+    assert reports[-1]["episode/length"] == SMALL["episode_length"]
+    assert [step for step, metrics in told if "training/sps" in metrics] == [2 * STEPS, 4 * STEPS]
+    assert not any(name.startswith("eval/") for name in metrics)
+    assert [step for step, _ in kept] == [0, 2 * STEPS, 4 * STEPS]
+    assert [int(params[0].count) for _, params in kept] == [0, 2 * STEPS, 4 * STEPS]
+    assert_same(kept[-1][1], params)
+
+
+def test_a_configuration_of_playground_trains_unchanged():
+    pytest.importorskip("mujoco_playground")
+    with by_their_rules(), contextlib.redirect_stdout(io.StringIO()):
+        playground = importlib.import_module("mujoco_playground")
+        published = importlib.import_module("mujoco_playground.config.dm_control_suite_params")
+        config = published.brax_ppo_config("CartpoleBalance")
+        config.update(num_timesteps=64, num_evals=1, num_envs=8, batch_size=4, num_minibatches=2, unroll_length=4)
+        config.update(num_updates_per_batch=1, num_resets_per_eval=1, episode_length=8)
+        env = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    training = functools.partial(train, **config)
+    _, params, metrics = training(
+        environment=env, wrap_env_fn=playground.wrapper.wrap_for_brax_training, run_evals=False
+    )
+    assert np.isfinite(metrics["training/total_loss"])
+    assert int(params[0].count) == 64
+
+
+def test_brax_is_missed_in_one_sentence():
+    code = (
+        "import sys; sys.modules['brax'] = None\n"
+        "from lehr.compat.brax import train\n"
+        "try: train(None, 0)\n"
+        "except ValueError as error: print(error)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "lehr.compat.brax needs the package brax, which is not installed: pip install 'lehr[brax]'."
+
+
+TWO_DEVICES = """
+import jax, numpy as np
+from brax import envs
+from lehr.compat.brax import theirs, train
+from tests.compat.test_brax import SMALL, STEPS
+options = SMALL | {"num_timesteps": 2 * STEPS, "num_evals": 3, "run_evals": False, "normalize_observations": True}
+found = [train(envs.get_environment("fast"), max_devices_per_host=most, **options)[1] for most in (1, None)]
+assert len(jax.tree.leaves(found[1])[0].sharding.device_set) == 2
+jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), *found)
+try: train(envs.get_environment("fast"), 64, **SMALL | {"num_envs": 1})
+except ValueError as error: print(error)
+"""
+
+
+def test_two_devices_share_the_environments():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    }
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TWO_DEVICES], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "num_envs is 1, which 2 devices cannot share" in run.stdout
