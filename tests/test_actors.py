@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import lehr
 from lehr import actors, checkpoint
@@ -43,15 +45,15 @@ def train(tmp_path):
 
 
 class FakeLink:
-    """An actor whose rollouts are their weights' updates; `script` says what happens to each life."""
+    """An actor whose rollouts are their weights' updates; `script` says what happens to each life, or to one's."""
 
-    script: dict[int, list[Exception | None]] = {}  # noqa: RUF012
+    script: dict[object, list[Exception | None]] = {}  # noqa: RUF012
     made: list[Blueprint] = []  # noqa: RUF012
 
     def __init__(self, blueprint):
         self.blueprint, self.closed = blueprint, False
         self.made.append(blueprint)
-        self.events = list(self.script.get(blueprint.life, []))
+        self.events = list(self.script.get(blueprint.life, self.script.get((blueprint.index, blueprint.life), [])))
 
     def collect(self, weights):
         time.sleep(0.001)
@@ -139,6 +141,38 @@ def test_what_an_environment_does_wrong_is_not_the_actors_fault(pool):
     assert made.lost == 0
 
 
+def test_a_failure_ends_the_run_although_other_actors_go_on(pool):
+    made, _ = pool({(0, 0): [None, EnvironmentFailed("The environment x is broken.")]}, count=2)
+    made.start(weights(0))
+    with pytest.raises(EnvironmentFailed, match="is broken"):
+        [made.take() for _ in range(500)]
+
+
+def test_a_pool_is_closed_in_time_although_all_actors_are_busy(pool, monkeypatch):
+    class Busy(FakeLink):
+        def __init__(self, blueprint):
+            super().__init__(blueprint)
+            self.released = threading.Event()
+
+        def collect(self, weights):
+            self.released.wait()
+            raise ActorLost("it was ended")
+
+        def abort(self):
+            self.released.set()
+
+    monkeypatch.setattr(actors, "PATIENCE", 0.3)
+    monkeypatch.setitem(actors.LINKS, "fake", Busy)
+    made, warnings = pool(count=6)
+    made.start(weights(0))
+    time.sleep(0.1)
+    begin = time.perf_counter()
+    made.close()
+    assert time.perf_counter() - begin < 2
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lehr-actor")]
+    assert warnings == []
+
+
 def test_a_closed_pool_leaves_no_thread_and_no_actor_behind(pool):
     made, _ = pool(count=3)
     made.start(weights(0))
@@ -180,6 +214,26 @@ def test_a_worker_acts_with_the_weights_it_is_given_and_no_two_do_the_same(plan)
     assert all(not np.array_equal(actions[0], other) for other in actions[2:])
 
 
+def test_what_goes_wrong_in_a_thread_is_a_lost_actor_and_no_lost_run(plan, monkeypatch):
+    link = actors.ThreadLink(blueprint_of(plan))
+    packed = np.asarray(ravel_pytree(plan.state.learner.params)[0])
+    link.collect(Weights(0, packed, ()))
+
+    def collect(*arguments):
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(link.worker.worker.collector, "collect", collect)
+    with pytest.raises(ActorLost, match="MemoryError: no more"):
+        link.collect(Weights(0, packed, ()))
+    link.close()
+
+
+def test_coefficients_that_are_functions_stay_with_the_learner():
+    settings = {**SETTINGS, "env": TASKS + "Walk-v0", "actors": "processes", "entropy_coef": lambda step: 0.01}
+    runner = make_runner(make_plan("impala", settings), warn=print)
+    assert pickle.loads(pickle.dumps(runner.pool.blueprint)).config.entropy_coef == "0.01 -> 0"
+
+
 def test_rewards_are_scaled_by_the_returns_of_the_actors_own_environments(monkeypatch):
     """Two actors in turn: the returns under way of one are not mistaken for those of the other."""
     settings = {**SETTINGS, "env": TASKS + "Walk-v0", "total_steps": 1000, "normalise_rewards": True}
@@ -203,7 +257,7 @@ def test_rewards_are_scaled_by_the_returns_of_the_actors_own_environments(monkey
             if whose == index:
                 for reward, done in zip(arrival.collected.rollout.reward, arrival.collected.rollout.done, strict=True):
                     returns = np.where(done, 0.0, discount * returns + reward)
-        np.testing.assert_allclose(runner._returns[index], returns, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(runner._returns[index, 0], returns, rtol=1e-4, atol=1e-5)
     assert int(state.updates) == 4
 
 
@@ -245,6 +299,10 @@ def test_a_run_with_actors_goes_on_from_what_was_learned_and_begins_new_episodes
         "The environments of gym:tests.envs.gym_tasks:Walk-v0 begin new episodes: those of actors are not brought back."
     ]
     assert resumed.metrics["update"].tolist() == list(range(1, 61))
+    with caplog.at_level(logging.WARNING, "lehr"):
+        alone = lehr.resume(tmp_path / "run", actors="none", total_steps=62 * STEPS)
+    assert "restart, since one cannot be brought back: the run had actors of their own until now." in caplog.text
+    assert alone.final["update"] == 62
     # The first rollout after the stop was made with what was saved: it does not lag.
     assert resumed.metrics["rollout/lag"][made] == 0
     assert resumed.metrics["vtrace/ratio_distance"][made] < 1e-5

@@ -13,6 +13,7 @@ and nothing else stops.
 import contextlib
 import dataclasses
 import multiprocessing
+import pickle
 import queue
 import signal
 import threading
@@ -41,6 +42,9 @@ from lehr.types import PyTree, TrainState
 MOST_LOSSES = 3
 """So often in a row an actor is replaced before it has given anything."""
 
+PATIENCE = 5.0
+"""Seconds that actors have to end their rollouts when a run is over."""
+
 WATCHED = ("rollout/lag", "actors/queue", "actors/lost", "actors/steps_per_second", "learner/waited")
 """What is measured here at every update: by how many updates its rollout lagged, rollouts that waited in the queue,
 actors lost so far, env steps per second of all actors while they act, and how long the learner waited, in seconds."""
@@ -65,6 +69,8 @@ class Arrival(NamedTuple):
     collected: Collected
     """NumPy arrays, without an actor."""
     seconds: float
+    life: int = 0
+    """Of the actor: another one, with new episodes, where it was lost."""
 
 
 class ActorLost(RuntimeError):
@@ -98,7 +104,7 @@ class Worker:
         )
         for purpose in ("index", "updates", "life"):
             key = derive(key, f"actor's {purpose}", getattr(blueprint, purpose))
-        self.key, self.rollouts = key, 0
+        self.key, self.rollouts, self.life = key, 0, blueprint.life
         self.collector = Collector(program, params)
         self.collector.start()
         self.actor = self.collector.reset(derive(key, "environments"))
@@ -110,11 +116,29 @@ class Worker:
         collected = self.collector.collect(packed, statistics, self.actor, self.key, self.rollouts)
         self.actor, self.rollouts = collected.actor, self.rollouts + 1
         given = jax.device_get(collected._replace(actor=()))  # type: ignore[arg-type]
-        return Arrival(weights.updates, given, time.perf_counter() - begin)
+        return Arrival(weights.updates, given, time.perf_counter() - begin, self.life)
 
     def close(self) -> None:
         """End the environments."""
         self.collector.close()
+
+
+class LateWorker:
+    """A worker that is made with its first rollout, so that what goes wrong then is told like everything else."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        self.blueprint = blueprint
+        self.worker: Worker | None = None
+
+    def collect(self, weights: Weights) -> Arrival:
+        """The next rollout."""
+        self.worker = self.worker or Worker(self.blueprint)
+        return self.worker.collect(weights)
+
+    def close(self) -> None:
+        """End the environments."""
+        if self.worker is not None:
+            self.worker.close()
 
 
 # Where an actor is ---------------------------------------------------------------------------------------------------
@@ -137,11 +161,16 @@ class ThreadLink:
     """An actor in the thread that asks for its rollouts."""
 
     def __init__(self, blueprint: Blueprint) -> None:
-        self.worker = Worker(blueprint)
+        self.worker = LateWorker(blueprint)
 
     def collect(self, weights: Weights) -> Arrival:
         """Its next rollout."""
-        return self.worker.collect(weights)
+        try:
+            return self.worker.collect(weights)
+        except EnvironmentFailed:
+            raise
+        except Exception as error:
+            raise ActorLost(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """End the environments."""
@@ -158,7 +187,14 @@ class ProcessLink:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, blueprint), name=f"lehr-actor-{blueprint.index}")
-        self.process.start()
+        self.answered = False
+        try:
+            self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise EnvironmentFailed(
+                f"The environment {blueprint.env.name} cannot be sent to a process of its own ({error}); set actors to "
+                "threads."
+            ) from error
         theirs.close()  # so that the end of the process is the end of the connection
 
     def collect(self, weights: Weights) -> Arrival:
@@ -168,7 +204,12 @@ class ProcessLink:
             answer = self.connection.recv()
         except (EOFError, OSError):
             self.process.join(5)
-            raise ActorLost(f"its process {self.process.pid} ended with code {self.process.exitcode}") from None
+            hint = ""
+            if not self.answered and self.process.exitcode == 1:
+                hint = "; a script that trains with processes does so under if __name__ == '__main__'"
+            text = f"its process {self.process.pid} ended with code {self.process.exitcode}{hint}"
+            raise ActorLost(text) from None
+        self.answered = True
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -192,11 +233,10 @@ def _serve(connection: Connection, blueprint: Blueprint) -> None:
     """The life of an actor's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the trainer decides what it means
     jax.config.update("jax_platforms", "cpu")
-    worker: Worker | None = None
+    worker = LateWorker(blueprint)
     try:
         while (weights := connection.recv()) is not None:
             try:
-                worker = worker or Worker(blueprint)
                 connection.send(worker.collect(weights))
             except EnvironmentFailed as error:
                 connection.send(EnvironmentFailed(str(error)))
@@ -204,8 +244,7 @@ def _serve(connection: Connection, blueprint: Blueprint) -> None:
                 connection.send(ActorLost(f"{type(error).__name__}: {error}"))
     except (EOFError, OSError):
         pass  # the trainer is gone
-    if worker is not None:
-        worker.close()
+    worker.close()
 
 
 class RayLink:
@@ -224,7 +263,7 @@ class RayLink:
                 raise EnvironmentFailed(str(error.cause)) from None
             raise ActorLost(f"{type(error.cause).__name__}: {error.cause}") from None
         except self.ray.exceptions.RayError as error:
-            raise ActorLost(type(error).__name__) from None
+            raise ActorLost(type(error).__name__) from error
 
     def close(self) -> None:
         """End it."""
@@ -235,7 +274,7 @@ class RayLink:
         self.ray.kill(self.worker)
 
 
-class _RayWorker(Worker):
+class _RayWorker(LateWorker):
     """A worker in a process of Ray's."""
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -244,17 +283,17 @@ class _RayWorker(Worker):
 
 
 @contextlib.contextmanager
-def ray_cluster() -> Iterator[None]:
-    """The cluster that `RAY_ADDRESS` names, or a new one on this machine; one that is connected already stays so."""
+def ray_cluster() -> Iterator[float]:
+    """The CPUs of the cluster that `RAY_ADDRESS` names, or of a new one; one that is connected already stays so."""
     ray = load("ray", "ray", "actors=ray")
     if ray.is_initialized():
-        yield
+        yield ray.cluster_resources().get("CPU", 0.0)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
-        yield
+        yield ray.cluster_resources().get("CPU", 0.0)
     finally:
         ray.shutdown()
 
@@ -278,7 +317,7 @@ class Pool:
         self.links: dict[int, Link] = {}
         self._weights: Weights | None = None
         self._failure: Exception | None = None
-        self._closing = threading.Event()
+        self._closing, self._lock = threading.Event(), threading.Lock()
         self._stack = contextlib.ExitStack()
         self._threads = [
             threading.Thread(target=self._tend, args=(index,), name=f"lehr-actor-{index}", daemon=True)
@@ -288,7 +327,9 @@ class Pool:
     def start(self, weights: Weights) -> None:
         """Let all actors begin."""
         if self.kind == "ray":
-            self._stack.enter_context(ray_cluster())
+            cpus = self._stack.enter_context(ray_cluster())
+            if cpus < self.count:
+                self.warn(f"The Ray cluster has {cpus:g} CPUs for {self.count} actors: some wait until it has more.")
         self.publish(weights)
         for thread in self._threads:
             thread.start()
@@ -306,10 +347,9 @@ class Pool:
     def take(self) -> tuple[int, Arrival]:
         """The oldest rollout in the queue, and the index of its actor."""
         while True:
-            try:
+            self._check()
+            with contextlib.suppress(queue.Empty):
                 return self.queue.get(timeout=0.1)
-            except queue.Empty:
-                self._check()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -319,16 +359,16 @@ class Pool:
         """End all actors."""
         self._closing.set()
         begun = [thread for thread in self._threads if thread.ident is not None]
-        for thread in begun:
-            thread.join(5)
-        for index, thread in enumerate(begun):
-            if thread.is_alive() and index in self.links:
-                self.links[index].abort()
-                thread.join(5)
+        _join(begun, PATIENCE)
+        for link in list(self.links.values()):
+            link.abort()
+        _join(begun, PATIENCE)
         self._stack.close()
 
     def _tend(self, index: int) -> None:
         """Keep one actor busy until the end; where it is lost, make another."""
+        # Ctrl-C is the trainer's: a process that is started from here does not hear it, not even while it starts.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             life, losses = 0, 0
             while not self._closing.is_set():
@@ -340,7 +380,9 @@ class Pool:
                         return
                     if link := self.links.pop(index, None):
                         link.close()
-                    life, losses, self.lost = life + 1, losses + 1, self.lost + 1
+                    life, losses = life + 1, losses + 1
+                    with self._lock:
+                        self.lost += 1
                     if losses == MOST_LOSSES:
                         raise ActorLost(f"Actor {index} was lost {losses} times in a row ({error}).") from error
                     self.warn(f"Actor {index} was lost ({error}); another takes its place.")
@@ -365,6 +407,13 @@ class Pool:
                 return
 
 
+def _join(threads: list[threading.Thread], seconds: float) -> None:
+    """Wait for all threads, so many seconds in all."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
 class ActorRunner:
     """The updates of a run whose rollouts come from actors of their own.
 
@@ -378,8 +427,8 @@ class ActorRunner:
         self.update = Update(program, coefficients, state, WATCHED)
         self.names = self.update.names
         self._pack = Collector(program, state.learner.params).pack
-        self._returns: dict[int, jax.Array] = {}
-        """By actor: the discounted returns under way, by which rewards are scaled."""
+        self._returns: dict[tuple[int, int], jax.Array] = {}
+        """By actor and life: the discounted returns under way, by which rewards are scaled."""
         self._speeds: dict[int, float] = {}
 
     def compile(self, state: TrainState) -> None:
@@ -412,11 +461,12 @@ class ActorRunner:
                     "actors/steps_per_second": sum(self._speeds.values()),
                     "learner/waited": time.perf_counter() - begin,
                 }
-                before = self._swapped(learned, index)
+                whose = index, arrival.life
+                before = self._swapped(learned, whose)
                 after, row = self.update(before, arrival.collected, watched)
                 self.pool.publish(self._weights(after, number + 1))
                 if isinstance(after.reward_scaling, RewardScaling):
-                    self._returns[index] = after.reward_scaling.returns
+                    self._returns[whose] = after.reward_scaling.returns
                 learned = after._replace(actor=state.actor)
                 rows.append(row)
         except (EnvironmentFailed, ActorLost) as error:
@@ -431,10 +481,10 @@ class ActorRunner:
         packed, statistics = jax.device_get((self._pack(state.learner.params), state.observation_statistics))
         return Weights(updates, packed, statistics)
 
-    def _swapped(self, state: TrainState, index: int) -> TrainState:
+    def _swapped(self, state: TrainState, whose: tuple[int, int]) -> TrainState:
         """The state with the returns under way of this actor's environments."""
         state = without_actor(state)
         if not isinstance(state.reward_scaling, RewardScaling):
             return state
-        returns = self._returns.get(index, jnp.zeros_like(state.reward_scaling.returns))
+        returns = self._returns.get(whose, jnp.zeros_like(state.reward_scaling.returns))
         return state._replace(reward_scaling=dataclasses.replace(state.reward_scaling, returns=returns))

@@ -78,7 +78,8 @@ class HostRunner:
                 if updates == 0 or _same(obs, actor.obs):
                     check_obs(env, obs, size)
                     return state._replace(actor=actor._replace(obs=own(env, obs)))
-                reason = "it does not do the same twice"
+                kept = any(np.any(leaf) for leaf in jax.tree.leaves(actor.obs))
+                reason = "it does not do the same twice" if kept else "the run had actors of their own until now"
             except EnvironmentFailed as error:
                 if not isinstance(error.__cause__, InputError):
                     raise

@@ -1,5 +1,6 @@
 """A run before it begins: its settings, its compiled program, its coefficients and its first state."""
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -183,6 +184,11 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment |
 
 def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:
     """Refuse actors where they cannot be, or where what they do could not be learned from."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise InputError(
+            "A process that was started for an actor trains itself, for it runs your script again; train under "
+            "if __name__ == '__main__'."
+        )
     if not isinstance(env, HostEnvironment):
         raise InputError(
             f"actors is {run.actors!r}, but {run.env} is compiled together with the learning; they are for "

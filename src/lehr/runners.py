@@ -1,6 +1,7 @@
 """How the updates of a run are made: many in one compiled program, or one by one around environments on the host."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 
 from lehr.actors import ActorRunner, Blueprint, Pool
 from lehr.coefficients import Coefficients
+from lehr.config import describe
 from lehr.envs import HostEnvironment
 from lehr.host import HostRunner
 from lehr.iteration import Program, chunk, metric_names
@@ -70,5 +72,8 @@ def make_runner(plan: Plan, warn: Callable[[str], object]) -> Runner:
     run = plan.run
     if run.actors == "none":
         return HostRunner(*what, run.overlap, warn)
-    blueprint = Blueprint(plan.program.env, plan.algorithm, plan.settings, plan.network, run.seed)
+    # Coefficients are the learner's affair; those that are functions could not be sent anywhere.
+    defaults = {field.name: field.default for field in describe(type(plan.settings)) if field.is_coefficient}
+    settings = replace(plan.settings, **defaults)
+    blueprint = Blueprint(plan.program.env, plan.algorithm, settings, plan.network, run.seed)
     return ActorRunner(*what, Pool(run.actors, blueprint, run.num_actors, run.queue_size, warn), warn)

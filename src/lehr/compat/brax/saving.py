@@ -45,7 +45,7 @@ def save(
         return  # a bucket: Lehr writes files
     beside = Path(path) / f"{step:012d}" / FOLDER
     meta = {"env_steps": step, "steps_per_update": steps_per_update}
-    checkpoint.save(beside / "learner", _learner(carried), step, meta, keep=1)
+    checkpoint.save(beside / "learner", _learner(carried, keys), step, meta, keep=1)
     if sum(leaf.nbytes for leaf in carried.environments) <= MOST_BYTES:
         checkpoint.save(beside / "environments", (carried.environments, keys), step, meta, keep=1)
 
@@ -64,7 +64,10 @@ def restore(path: Any, carried: Carried, keys: Keys, steps_per_update: int) -> t
     beside = Path(path) / FOLDER
     if not (beside / "learner").is_dir():
         return carried, keys, 0
-    (optimiser, rate), meta, _ = checkpoint.newest(beside / "learner", _learner(carried))
+    (optimiser, rate, host_key), meta, _ = checkpoint.newest(beside / "learner", _learner(carried, keys))
+    keys = {**keys, "host": host_key}
+    if not float(rate):
+        rate = carried.rate  # it did not adapt before
     updates = meta["env_steps"] // steps_per_update
     environments = carried.environments
     if meta["steps_per_update"] == steps_per_update and (beside / "environments").is_dir():
@@ -74,8 +77,8 @@ def restore(path: Any, carried: Carried, keys: Keys, steps_per_update: int) -> t
     return Carried(optimiser, rate, updates_now, environments), keys, updates * steps_per_update
 
 
-def _learner(carried: Carried) -> PyTree:
-    return carried.optimiser, carried.rate
+def _learner(carried: Carried, keys: Keys) -> PyTree:
+    return carried.optimiser, carried.rate, keys["host"]
 
 
 def replaced(initial: Learned, params: Any, restore_value_fn: bool) -> Learned:

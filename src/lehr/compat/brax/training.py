@@ -212,6 +212,7 @@ def train(
         step = 0
         if restore_checkpoint_path is not None and restore_params is None and restore_value_fn:
             carried, keys, step = saving.restore(restore_checkpoint_path, carried, keys, steps_per_update)
+            reports._num_steps = reports._last_log_steps = step // action_repeat  # it counts on from there
 
         # --- evaluation and files
         evaluator, save = None, None
