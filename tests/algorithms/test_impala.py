@@ -139,7 +139,7 @@ def test_steps_that_were_not_taken_teach_nothing(torso):
 # The lag -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("lag", [0, 3])
 def test_the_policy_that_acts_is_behind_by_exactly_the_lag(lag, begin, quickly):
     run = begin("impala", "CartPole-v1", lag=lag, learning_rate=0.01, num_envs=4, horizon=4)
     program, coefficients, state = run.program, run.coefficients, run.state
