@@ -1,6 +1,7 @@
 """Settings for all tests: no silent broadcasting between ranks, a cache of their own, one profile for hypothesis."""
 
 import atexit
+import contextlib
 import gc
 import os
 import shutil
@@ -28,12 +29,29 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("lehr")
 
 
+MOST_MAPS = 25_000
+"""Pieces of memory that a process may hold before it lets go of its programs; Linux allows 65,530."""
+
+
+def _forget_programs():
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _programs_are_forgotten():
     """Let go of what a file has compiled: a process may hold so many pieces of memory, and a program takes a hundred."""
     yield
-    jax.clear_caches()
-    gc.collect()
+    _forget_programs()
+
+
+@pytest.fixture(autouse=True)
+def _programs_are_forgotten_in_time():
+    """The same within a file that compiles very many."""
+    yield
+    with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
+        if sum(1 for _ in maps) > MOST_MAPS:
+            _forget_programs()
 
 
 @pytest.fixture
