@@ -70,6 +70,12 @@ def learned(run, observations):
     return np.asarray(value), policy
 
 
+def unless_its_updates_are_those_of_ppo(algorithm):
+    """For what recurrent PPO has from PPO line by line: it is PPO with a memory, see its own tests."""
+    if algorithm == "recurrent_ppo":
+        pytest.skip("its updates are PPO's")
+
+
 def with_one_algorithm_only(algorithm):
     """For what all algorithms have from the same code: rollouts, memories."""
     if algorithm != "ppo":
@@ -87,8 +93,8 @@ def test_the_critic_learns_the_values_of_a_probe(algorithm, probe, continuous, b
         pytest.skip("what is done does not matter here, so both kinds of actions are one test")
     if algorithm == "recurrent_ppo" and probe is not FinalObservation:
         pytest.skip("its updates are PPO's, and with a memory one probe is enough")
-    if algorithm != "ppo" and probe in (ConstantReward, ObservationReward, PolicyReward):
-        pytest.skip("what this shows, PolicyObservationReward and TwoStep show together")
+    if algorithm != "ppo" and probe in (ConstantReward, ObservationReward, PolicyReward, Truncated):
+        pytest.skip("what this shows, PolicyObservationReward, TwoStep and FinalObservation show together")
     run = train_on(begin, advance, algorithm, TimeLimit(env, TIME_LIMIT))
     expected = env.expected_values(DISCOUNT)
     found, policy = learned(run, expected.observations)
@@ -155,6 +161,7 @@ def test_a_time_limit_that_is_taken_for_an_end_would_be_noticed(algorithm, probe
 
 
 def test_the_policy_learns_one_of_several_discrete_choices(algorithm, match, begin, advance):
+    unless_its_updates_are_those_of_ppo(algorithm)
     run = train_on(begin, advance, algorithm, match)
     signs = np.array([[-1.0], [1.0]])
     values, policy = learned(run, signs)
@@ -233,6 +240,8 @@ def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algor
 def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
     algorithm, everything_on, configs, begin, count_traces, quickly
 ):
+    unless_its_updates_are_those_of_ppo(algorithm)
+
     def coefficients(**scaled):
         given = {**everything_on.get(algorithm, {}), **every_coefficient(algorithm, **scaled)}
         return bundle(coefficients_of(configs(algorithm, given)[0], total_steps=10_000))
@@ -261,6 +270,7 @@ def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(a
 
 
 def test_a_seed_decides_everything(algorithm, begin, advance):
+    unless_its_updates_are_those_of_ppo(algorithm)
     first, again, other = (advance(begin(algorithm, "CartPole-v1", seed=seed), 5) for seed in (1, 1, 2))
     assert identical(first.state, again.state)
     assert identical(first.metrics, again.metrics)
@@ -315,8 +325,7 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
     algorithm, poison, configs, begin, advance, quickly, rates
 ):
     """Each has a seed and a schedule of its own, of any number of phases; all are one program."""
-    if algorithm == "recurrent_ppo":
-        pytest.skip("its updates are PPO's")
+    unless_its_updates_are_those_of_ppo(algorithm)
     schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
     runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
     together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
