@@ -242,14 +242,14 @@ def test_it_is_ppo_with_other_defaults():
     assert {field.name: field._replace(default=None) for field in config.describe(type(own))} == {
         field.name: field._replace(default=None) for field in config.describe(ppo.Config)
     }
-    assert NetworkConfig(**config.to_mapping(network)) == NetworkConfig(torso="gru", recurrent_size=64)
+    assert NetworkConfig(**config.to_mapping(network)) == NetworkConfig(torso="mingru", recurrent_size=64)
     assert algorithms.settings("ppo") == [ppo.Config, NetworkConfig]
     assert config.with_preset(recurrent_ppo.Config, "puffer").advantage == "vtrace"
 
 
 def test_the_help_shows_its_defaults(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    for algorithm, torso in (("recurrent_ppo", "gru"), ("ppo", "auto")):
+    for algorithm, torso in (("recurrent_ppo", "mingru"), ("ppo", "auto")):
         with pytest.raises(SystemExit):
             main(["train", algorithm, "--help"])
         (line,) = (line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("--torso"))
@@ -264,21 +264,21 @@ def test_without_a_memory_it_is_refused(torso):
 
 def test_what_is_given_holds_above_the_defaults(tmp_path):
     file = tmp_path / "settings.yaml"
-    config.to_yaml(file, {"torso": "mingru"})
+    config.to_yaml(file, {"torso": "lstm"})
     given = config.merge(config.from_yaml(file), {"recurrent-size": 8})
-    assert make_plan("recurrent_ppo", given).network == recurrent_ppo.NetworkConfig(torso="mingru", recurrent_size=8)
+    assert make_plan("recurrent_ppo", given).network == recurrent_ppo.NetworkConfig(torso="lstm", recurrent_size=8)
 
 
 def test_a_run_keeps_its_memory_and_goes_on(tmp_path):
     small = SMALL | {"window": 4, "burn_in": 2, "recurrent_size": 8}
     run = lehr.train("recurrent_ppo", total_steps=64, run_dir=tmp_path / "run", **small)
     saved = config.from_yaml(tmp_path / "run" / "config.yaml")
-    assert (saved["algorithm"], saved["torso"], saved["window"], saved["burn_in"]) == ("recurrent_ppo", "gru", 4, 2)
+    assert (saved["algorithm"], saved["torso"], saved["window"], saved["burn_in"]) == ("recurrent_ppo", "mingru", 4, 2)
     loaded = lehr.load(tmp_path / "run")
     assert [leaf.shape for leaf in jax.tree.leaves(loaded.state.actor.carry)] == [(4, 8)] * 2  # actor and critic
     assert_params_close(loaded.params, run.params, rtol=0, atol=0)
     longer = lehr.resume(tmp_path / "run", total_steps=128)
-    assert (longer.final["env_steps"], longer.config["torso"]) == (128, "gru")
+    assert (longer.final["env_steps"], longer.config["torso"]) == (128, "mingru")
 
 
 # It learns -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ import pkgutil
 from types import ModuleType
 
 from lehr.errors import InputError, closest
-from lehr.networks import NetworkConfig
 
 
 def names() -> list[str]:
@@ -39,7 +38,9 @@ def settings(name: str) -> list[type]:
     """The classes of the settings of an algorithm: its own, and those of its network, each with its defaults.
 
     >>> [cls().torso for cls in (settings("ppo")[1], settings("recurrent_ppo")[1])]
-    ['auto', 'gru']
+    ['auto', 'mingru']
     """
+    from lehr.networks import NetworkConfig  # only here: to list the algorithms needs no JAX
+
     module = find(name)
     return [module.Config, getattr(module, "NetworkConfig", NetworkConfig)]
