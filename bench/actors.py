@@ -17,6 +17,7 @@ import lehr
 KINDS = ("none", "threads", "processes", "ray")
 SETTINGS: dict[str, Any] = {
     "total_steps": 200_000,
+    "num_actors": 2,
     "num_envs": 16,
     "horizon": 32,
     "hidden_sizes": (256, 256),
@@ -41,7 +42,7 @@ def measure(kind: str) -> tuple[float, str]:
     if kind == "none":
         return speed, f"{speed:,.0f} | {wall:.1f} s | | | {lag:.1f}"
     each = SETTINGS["num_envs"] * SETTINGS["horizon"]
-    acting = sum(2 * each / rows["actors/steps_per_second"][first:])
+    acting = sum(SETTINGS["num_actors"] * each / rows["actors/steps_per_second"][first:])
     learning = wall - rows["learner/waited"][first:].sum()
     return speed, f"{speed:,.0f} | {wall:.1f} s | {acting:.1f} s | {learning:.1f} s | {lag:.1f}"
 

@@ -1,12 +1,15 @@
 """Actors of their own: the queue they feed, those that are lost, environments that fail, and runs that go on."""
 
+import contextlib
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +18,11 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import lehr
-from lehr import actors, checkpoint
-from lehr.actors import ActorLost, ActorRunner, Arrival, Blueprint, Pool, Weights, Worker
+from lehr import checkpoint
+from lehr.actors import ActorRunner, Blueprint, Pool
+from lehr.actors import pool as pool_module
+from lehr.actors.links import LINKS, ProcessLink
+from lehr.actors.worker import ActorLost, Arrival, Weights, Worker
 from lehr.envs.host import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.host import Interrupted
@@ -72,7 +78,7 @@ class FakeLink:
 def pool(monkeypatch):
     """`pool(script, count, queue_size)`: a pool of actors that compute nothing, and what it warned of."""
     monkeypatch.setattr(FakeLink, "made", [])
-    monkeypatch.setitem(actors.LINKS, "fake", FakeLink)
+    monkeypatch.setitem(LINKS, "fake", FakeLink)
     pools = []
 
     def make(script=None, count=1, queue_size=2):
@@ -137,9 +143,8 @@ def test_losses_are_counted_anew_after_a_rollout(pool):
 def test_what_an_environment_does_wrong_is_not_the_actors_fault(pool):
     made, _ = pool({0: [None, EnvironmentFailed("The environment x gave nan as reward.")]})
     made.start(weights(0))
-    made.take()
     with pytest.raises(EnvironmentFailed, match="gave nan as reward"):
-        made.take()
+        [made.take() for _ in range(2)]  # the failure may be there before the first is taken
     assert made.lost == 0
 
 
@@ -163,8 +168,8 @@ def test_a_pool_is_closed_in_time_although_all_actors_are_busy(pool, monkeypatch
         def abort(self):
             self.released.set()
 
-    monkeypatch.setattr(actors, "PATIENCE", 0.3)
-    monkeypatch.setitem(actors.LINKS, "fake", Busy)
+    monkeypatch.setattr(pool_module, "PATIENCE", 0.3)
+    monkeypatch.setitem(LINKS, "fake", Busy)
     made, warnings = pool(count=6)
     made.start(weights(0))
     time.sleep(0.1)
@@ -183,6 +188,16 @@ def test_a_closed_pool_leaves_no_thread_and_no_actor_behind(pool):
     made.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("lehr-actor")]
     assert all(link.closed for link in links)
+
+
+def test_too_few_cpus_for_all_ray_actors_are_told_of(monkeypatch):
+    monkeypatch.setattr(pool_module, "ray_cluster", lambda: contextlib.nullcontext(1.0))
+    monkeypatch.setitem(LINKS, "ray", FakeLink)
+    warnings: list[str] = []
+    made = Pool("ray", Blueprint(None, "impala", None, None, 0), 2, 1, warnings.append)
+    made.start(weights(0))
+    made.close()
+    assert warnings == ["The Ray cluster has 1 CPUs for 2 actors: some wait until it has more."]
 
 
 # A worker ------------------------------------------------------------------------------------------------------------
@@ -204,7 +219,7 @@ def test_a_worker_acts_with_the_weights_it_is_given_and_no_two_do_the_same(plan)
     actions = []
     for changes in ({}, {}, {"index": 1}, {"life": 1}, {"updates": 5}):
         worker = Worker(blueprint_of(plan, **changes))
-        packed = np.asarray(worker.collector.pack(changed))
+        packed = np.asarray(ravel_pytree(changed)[0])
         arrival = worker.collect(Weights(3, packed, ()))
         worker.close()
         rollout = arrival.collected.rollout
@@ -217,17 +232,29 @@ def test_a_worker_acts_with_the_weights_it_is_given_and_no_two_do_the_same(plan)
 
 
 def test_what_goes_wrong_in_a_thread_is_a_lost_actor_and_no_lost_run(plan, monkeypatch):
-    link = actors.ThreadLink(blueprint_of(plan))
+    link = LINKS["threads"](blueprint_of(plan))
     packed = np.asarray(ravel_pytree(plan.state.learner.params)[0])
     link.collect(Weights(0, packed, ()))
 
     def collect(*arguments):
         raise MemoryError("no more")
 
-    monkeypatch.setattr(link.worker.worker.collector, "collect", collect)
+    monkeypatch.setattr(link.collector, "collect", collect)
     with pytest.raises(ActorLost, match="MemoryError: no more"):
         link.collect(Weights(0, packed, ()))
     link.close()
+
+
+def test_an_environment_that_cannot_be_sent_to_a_process_is_explained():
+    env = SimpleNamespace(name="gym:Mine-v0", make=lambda: None)
+    with pytest.raises(EnvironmentFailed, match=r"gym:Mine-v0 cannot be sent to a process of its own .* set actors to"):
+        ProcessLink(Blueprint(env, "impala", None, None, 0))
+
+
+def test_a_script_that_a_process_runs_again_does_not_train_again(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(InputError, match="train under if __name__ == '__main__'"):
+        make_plan("impala", {**SETTINGS, "env": TASKS + "Walk-v0", "actors": "processes"})
 
 
 def test_coefficients_that_are_functions_stay_with_the_learner():
@@ -311,8 +338,6 @@ def test_a_run_with_actors_goes_on_from_what_was_learned_and_begins_new_episodes
 
 
 def _children(name):
-    import multiprocessing
-
     return [child for child in multiprocessing.active_children() if child.name.startswith(name)]
 
 

@@ -60,10 +60,11 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(autoreset, train):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(overlap):
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(lag, overlap):
     """The log probabilities of each rollout are those of the parameters it should have been made with."""
     settings = {**SMALL, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
-    plan = make_plan("ppo", settings)
+    plan = make_plan("appo", {**settings, "lag": 1}) if lag else make_plan("ppo", settings)
     runner = HostRunner(plan.program, plan.coefficients, plan.state, overlap, warn=print)
     runner.compile(plan.state)
     rollouts = []
@@ -82,10 +83,11 @@ def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(overlap):
         states.append(state)
         lags.append(rows[0, runner.names.index("rollout/lag")])
     runner.close()
-    assert lags == ([0, 1, 1, 1] if overlap else [0, 0, 0, 0])
+    assert lags == [min(number, lag + overlap) for number in range(4)]
     network = plan.program.algorithm.network
-    behind = [0, 0, 1, 2, 3] if overlap else [0, 1, 2, 3]
-    for rollout, number in zip(rollouts, behind, strict=True):
+    assert len(rollouts) == 4 + overlap
+    for made, rollout in enumerate(rollouts):
+        number = max(0, made - lag - overlap)
         errors = []
         for made_with in states[:4]:
             _, policy, _ = network.unroll(made_with.learner.params, rollout.carry, rollout.obs, rollout.reset)

@@ -16,7 +16,7 @@ from lehr.iteration import Program, derive, learn
 from lehr.normalise import RunningStatistics, normalise
 from lehr.policy import clip_to
 from lehr.rollout import Collected, Episodes, Lived, assemble, values
-from lehr.types import Actor, Key, PyTree, TrainState
+from lehr.types import NOTHING, Actor, Key, PyTree, TrainState
 
 
 class Collector:
@@ -112,7 +112,7 @@ class Update:
     ) -> None:
         """The metrics of `watched` are measured by the one who calls."""
         self.program, self.coefficients = program, coefficients
-        self.shapes = collected_shapes(program, state)._replace(actor=())  # type: ignore[arg-type]
+        self.shapes = collected_shapes(program, state)._replace(actor=NOTHING)
         _, metrics = jax.eval_shape(partial(learn, program), coefficients, without_actor(state), self.shapes)
         self.names = tuple(sorted({*metrics, *watched}))
         self.watched = watched
@@ -128,8 +128,7 @@ class Update:
     ) -> tuple[TrainState, jax.Array]:
         """The state after the update, without its actor, and the row of metrics."""
         given = {name: np.float32(value) for name, value in watched.items()}
-        collected = collected._replace(actor=())  # type: ignore[arg-type]
-        return self._compiled(self.coefficients, without_actor(state), collected, given)
+        return self._compiled(self.coefficients, without_actor(state), collected._replace(actor=NOTHING), given)
 
     def table(self, rows: list[jax.Array]) -> np.ndarray:
         """Rows as one array, `[U, M]`."""
@@ -238,4 +237,4 @@ def collected_shapes(program: Program, state: TrainState) -> Collected:
 
 def without_actor(state: TrainState) -> TrainState:
     """The part of a state that learning changes."""
-    return state._replace(actor=(), pending=())  # type: ignore[arg-type]
+    return state._replace(actor=NOTHING, pending=())

@@ -164,8 +164,7 @@ def learn(
     behind = state.behind
     if program.lag:
         metrics["rollout/lag"] = jnp.minimum(state.updates, program.lag).astype(jnp.float32)
-        newer = jax.tree.map(lambda kept, now: jnp.concatenate([kept[1:], now[None]]), behind, state.learner.params)
-        behind = newer
+        behind = jax.tree.map(lambda kept, now: jnp.concatenate([kept[1:], now[None]]), behind, state.learner.params)
     state = TrainState(
         learner, collected.actor, statistics, scaling, controllers, state.key, state.updates + 1, rejected, (), behind
     )

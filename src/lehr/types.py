@@ -14,6 +14,10 @@ PyTree = Any
 """Any nest of tuples, lists, dicts and registered classes whose leaves are arrays."""
 
 
+NOTHING: Any = ()
+"""Stands where a part of a value is left out."""
+
+
 class Timestep(NamedTuple):
     """What one environment answers to one action. With `A > 1` agents each field has a leading axis `A`."""
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bench.references import A2C_PENDULUM, APPO_PENDULUM, IMPALA_PENDULUM, PPG_PENDULUM, RECURRENT_PENDULUM
 from lehr import algorithms
 from lehr.config import build
 from lehr.iteration import assemble, chunk, metric_names
@@ -21,47 +22,6 @@ PENDULUM = {
     "normalise_rewards": True,
 }
 PENDULUM_TRPO = {"num_envs": 4, "horizon": 512, "discount": 0.9, "target_kl": 0.03, "value_minibatches": 32}
-PENDULUM_MEMORY = {
-    "horizon": 256,
-    "window": 32,
-    "burn_in": 8,
-    "epochs": 10,
-    "minibatches": 16,
-    "clip_range": 0.2,
-    "discount": 0.95,
-    "gae_lambda": 0.95,
-    "normalise_observations": False,
-    "normalise_rewards": True,
-}
-PENDULUM_PPG = {
-    "num_envs": 4,
-    "horizon": 512,
-    "epochs": 10,
-    "minibatches": 32,
-    "policy_updates": 8,
-    "discount": 0.95,
-    "entropy_coef": 0.0,
-}
-PENDULUM_ONE_STEP = {
-    "horizon": 16,
-    "optimiser": "adam",
-    "learning_rate": "3e-3 -> 0",
-    "value_coef": 2.0,
-    "discount": "0.9 -> 0.95",
-    "gae_lambda": 0.95,
-    "entropy_coef": "0.1 -> 0",
-    "standardise_advantages": True,
-    "normalise_rewards": True,
-}
-PENDULUM_APPO = {
-    "num_envs": 16,
-    "horizon": 128,
-    "minibatches": 32,
-    "discount": 0.95,
-    "gae_lambda": 0.9,
-    "entropy_coef": 0.0,
-    "normalise_rewards": True,
-}
 SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
 
 
@@ -82,23 +42,17 @@ def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
         ("ppo", "Acrobot-v1", 200_000, {}, -100),
         ("ppo", "Pendulum-v1", 300_000, PENDULUM, -300),
         ("a2c", "CartPole-v1", 400_000, {}, 400),
-        ("a2c", "Pendulum-v1", 600_000, PENDULUM_ONE_STEP, -300),
+        ("a2c", "Pendulum-v1", 600_000, A2C_PENDULUM, -300),
         ("trpo", "CartPole-v1", 100_000, {}, 400),
         ("trpo", "Pendulum-v1", 100_000, PENDULUM_TRPO, -300),
         ("ppg", "CartPole-v1", 100_000, {}, 400),
-        ("ppg", "Pendulum-v1", 100_000, PENDULUM_PPG, -300),
+        ("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM, -300),
         ("impala", "CartPole-v1", 300_000, {}, 400),
-        (
-            "impala",
-            "Pendulum-v1",
-            600_000,
-            {**PENDULUM_ONE_STEP, "learning_rate": "2e-3 -> 0", "gae_lambda": 0.9},
-            -300,
-        ),
+        ("impala", "Pendulum-v1", 600_000, IMPALA_PENDULUM, -300),
         ("recurrent_ppo", "CartPole-v1", 60_000, {}, 400),
-        ("recurrent_ppo", "Pendulum-v1", 100_000, PENDULUM_MEMORY, -300),
+        ("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300),
         ("appo", "CartPole-v1", 250_000, {}, 400),
-        ("appo", "Pendulum-v1", 250_000, PENDULUM_APPO, -300),
+        ("appo", "Pendulum-v1", 250_000, APPO_PENDULUM, -300),
     ],
 )
 def test_classic_control_is_learned(algorithm, env, total_steps, settings, least):

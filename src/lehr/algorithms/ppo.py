@@ -8,7 +8,7 @@ by priority. See docs/ppo.md for each detail.
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from lehr.losses import (
 )
 from lehr.networks import ActorCriticNetwork
 from lehr.optimise import Optimiser
-from lehr.types import Key, Learner, Metrics, PyTree, Rollout
+from lehr.types import NOTHING, Key, Learner, Metrics, PyTree, Rollout
 
 Values = dict[str, jax.Array]
 """The coefficients to apply, a float32 `[]` by name."""
@@ -254,13 +254,13 @@ class Algorithm:
 
     def _trimmed(self, batch: Batch) -> Batch:
         """The batch without what these settings do not look at, so that it is not gathered."""
-        rollout, empty = batch.rollout, cast(Any, ())
+        rollout = batch.rollout
         if self.config.advantage == "gae":
-            rollout = rollout._replace(reward=empty, next_value=empty, terminated=empty, done=empty)
+            rollout = rollout._replace(reward=NOTHING, next_value=NOTHING, terminated=NOTHING, done=NOTHING)
             if self.config.value_clip_range is None:
-                rollout = rollout._replace(value=empty)
+                rollout = rollout._replace(value=NOTHING)
         if not self.network.is_recurrent:
-            rollout = rollout._replace(reset=empty)
+            rollout = rollout._replace(reset=NOTHING)
         return batch._replace(rollout=rollout)
 
     def _in_windows(self, batch: Batch, params: PyTree) -> Batch:
@@ -307,7 +307,7 @@ class Algorithm:
         axis = 0 if self.config.minibatching == "flat" else 1
         carry = jax.tree.map(lambda x: cut(x, 0), minibatch.rollout.carry)
         cut_rollout = jax.tree.map(lambda x: cut(x, axis), minibatch.rollout._replace(carry=()))._replace(carry=carry)
-        rest = jax.tree.map(lambda x: cut(x, axis), minibatch._replace(rollout=cast(Any, ())))
+        rest = jax.tree.map(lambda x: cut(x, axis), minibatch._replace(rollout=NOTHING))
         whole = rest._replace(rollout=cut_rollout)
         split_weights = None if weights is None else cut(weights, 0)
         keys = jax.random.split(key, parts)

@@ -1,0 +1,99 @@
+"""The updates of a run whose rollouts come from actors."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.actors.pool import Pool
+from lehr.actors.worker import ActorLost, Weights
+from lehr.coefficients import Coefficients
+from lehr.collector import Collector, Update, without_actor
+from lehr.envs.host import EnvironmentFailed
+from lehr.host import Interrupted
+from lehr.iteration import Program
+from lehr.normalise import RewardScaling
+from lehr.types import TrainState
+
+WATCHED = ("rollout/lag", "actors/queue", "actors/lost", "actors/steps_per_second", "learner/waited")
+"""What is measured here at every update: by how many updates its rollout lagged, rollouts that waited in the queue,
+actors lost so far, env steps per second of all actors while they act, and how long the learner waited, in seconds."""
+
+
+class ActorRunner:
+    """The updates of a run whose rollouts come from actors of their own.
+
+    What was learned is saved and resumed to the bit; the environments begin anew, and rollouts under way are lost.
+    """
+
+    def __init__(
+        self, program: Program, coefficients: Coefficients, state: TrainState, pool: Pool, warn: Callable[[str], object]
+    ) -> None:
+        self.program, self.pool, self.warn = program, pool, warn
+        self.update = Update(program, coefficients, state, WATCHED)
+        self.names = self.update.names
+        self._pack = Collector(program, state.learner.params).pack
+        self._returns: dict[tuple[int, int], jax.Array] = {}
+        """By actor and life: the discounted returns under way, by which rewards are scaled."""
+        self._speeds: dict[int, float] = {}
+
+    def compile(self, state: TrainState) -> None:
+        """Compile the learning; the actors compile their part for themselves."""
+        self.update.compile(state)
+
+    def begin(self, state: TrainState) -> TrainState:
+        """Start the actors, and wait until one has made a rollout: then what it compiles is compiled."""
+        if updates := int(state.updates):
+            env = self.pool.blueprint.env
+            self.warn(f"The environments of {env.name} begin new episodes: those of actors are not brought back.")
+        self.pool.blueprint = dataclasses.replace(self.pool.blueprint, updates=updates)
+        self.pool.start(self._weights(state, updates))
+        self.pool.wait()
+        return state
+
+    def advance(self, state: TrainState, count: int) -> tuple[TrainState, np.ndarray]:
+        """Make `count` updates. What fails leaves the state of the last whole one."""
+        rows: list[jax.Array] = []
+        learned, updates = state, int(state.updates)
+        try:
+            for number in range(updates, updates + count):
+                begin = time.perf_counter()
+                index, arrival = self.pool.take()
+                self._speeds[index] = self.program.steps_per_update / arrival.seconds
+                watched = {
+                    "rollout/lag": number - arrival.updates,
+                    "actors/queue": self.pool.queue.qsize(),
+                    "actors/lost": self.pool.lost,
+                    "actors/steps_per_second": sum(self._speeds.values()),
+                    "learner/waited": time.perf_counter() - begin,
+                }
+                whose = index, arrival.life
+                before = self._swapped(learned, whose)
+                after, row = self.update(before, arrival.collected, watched)
+                self.pool.publish(self._weights(after, number + 1))
+                if isinstance(after.reward_scaling, RewardScaling):
+                    self._returns[whose] = after.reward_scaling.returns
+                learned = after._replace(actor=state.actor)
+                rows.append(row)
+        except (EnvironmentFailed, ActorLost) as error:
+            raise Interrupted(error, learned, self.update.table(rows)) from error
+        return learned, self.update.table(rows)
+
+    def close(self) -> None:
+        """End the actors."""
+        self.pool.close()
+
+    def _weights(self, state: TrainState, updates: int) -> Weights:
+        packed, statistics = jax.device_get((self._pack(state.learner.params), state.observation_statistics))
+        return Weights(updates, packed, statistics)
+
+    def _swapped(self, state: TrainState, whose: tuple[int, int]) -> TrainState:
+        """The state with the returns under way of this actor's environments."""
+        state = without_actor(state)
+        if not isinstance(state.reward_scaling, RewardScaling):
+            return state
+        returns = self._returns.get(whose, jnp.zeros_like(state.reward_scaling.returns))
+        return state._replace(reward_scaling=dataclasses.replace(state.reward_scaling, returns=returns))
