@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.optional import by_their_rules, hashable, load, settle
+from lehr.envs.lean import LeanStep, lean_step
+from lehr.envs.optional import by_their_rules, hashable, load
 from lehr.envs.wrappers import ActionRepeat, TimeLimit
 from lehr.errors import InputError, closest
 from lehr.spaces import Box, Dict, Space
@@ -136,18 +136,15 @@ class Brax(Environment):
         task = self._task
         with by_their_rules():
             state = task.env.reset(key)
-        return task.kept(state), _observation(state.obs)
+        return task.physics.kept(state), _observation(state.obs)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         """Act once; the key is not used, since Brax keeps its randomness in the state."""
-        task = self._task
         with by_their_rules():
-            after = task.env.step(task.whole(state), action)
-        done, truncated = jnp.asarray(after.done, bool), jnp.asarray(False)
-        if task.counts_episode:
-            truncated = jnp.asarray(after.info["truncation"], bool)
-        reward = jnp.asarray(after.reward, jnp.float32)
-        return task.kept(after), Timestep(_observation(after.obs), reward, done & ~truncated, truncated, {})
+            state, (obs, reward, done, truncated) = self._task.physics.step(state, action)
+        done, truncated = jnp.asarray(done, bool), jnp.asarray(truncated, bool)
+        reward = jnp.asarray(reward, jnp.float32)
+        return state, Timestep(_observation(obs), reward, done & ~truncated, truncated, {})
 
 
 class _Task(NamedTuple):
@@ -160,23 +157,8 @@ class _Task(NamedTuple):
     truncation_gap: int
     counts_episode: bool
     """Whether Brax's `EpisodeWrapper` is around it, which says in `info` what was truncated."""
-    structure: Any
-    """The tree of Brax's `State`."""
-    leaves: tuple[jax.ShapeDtypeStruct, ...]
-    """Its leaves."""
-    is_kept: tuple[bool, ...]
-    """Which of them a step reads."""
-
-    def kept(self, state: Any) -> tuple[jax.Array, ...]:
-        """The leaves that a step reads, with the type that they have from the first step on."""
-        parts = zip(jax.tree.leaves(state), self.leaves, self.is_kept, strict=True)
-        return tuple(settle(x, like.dtype) for x, like, keep in parts if keep)
-
-    def whole(self, kept: tuple[jax.Array, ...]) -> Any:
-        """Brax's `State`, with zeros in the place of what a step does not read."""
-        rest = iter(kept)
-        parts = zip(self.leaves, self.is_kept, strict=True)
-        return self.structure.unflatten([next(rest) if k else jnp.zeros(x.shape, x.dtype) for x, k in parts])
+    physics: LeanStep
+    """Its step, on what a step reads of Brax's `State`; it sees (observation, reward, done, truncated)."""
 
 
 @functools.cache
@@ -186,7 +168,10 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
             env = _build(source, parameters)
             action_size = int(env.action_size)
             begun = jax.eval_shape(env.reset, jax.random.key(0))
-            leaves, is_kept = _read_by_step(env, begun, jax.ShapeDtypeStruct((action_size,), jnp.float32))
+            action = jax.ShapeDtypeStruct((action_size,), jnp.float32)
+            episodes = [layer for layer in _layers(env) if isinstance(layer, _brax().training.EpisodeWrapper)]
+            seen = functools.partial(_seen, bool(episodes))
+            physics = lean_step(functools.partial(_step, env), begun, action, seen)
         except InputError:
             raise
         except Exception as error:
@@ -195,7 +180,6 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
                 f"{described} could not be made with these versions of brax and jax ({type(error).__name__}: "
                 f"{str(error).strip().splitlines()[0] if str(error).strip() else ''})."
             ) from error
-    episodes = [layer for layer in _layers(env) if isinstance(layer, _brax().training.EpisodeWrapper)]
     repeat = episodes[0].action_repeat if episodes else 1
     return _Task(
         env=env,
@@ -204,9 +188,7 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
         env_steps_per_step=repeat,
         truncation_gap=max(1, episodes[0].episode_length // repeat) if episodes else NEVER,
         counts_episode=bool(episodes),
-        structure=jax.tree.structure(begun),
-        leaves=leaves,
-        is_kept=is_kept,
+        physics=physics,
     )
 
 
@@ -219,34 +201,21 @@ def _build(source: Any, parameters: tuple[tuple[str, Any], ...]) -> Any:
         return _brax().get_environment(source, **dict(parameters))
 
 
-def _read_by_step(
-    env: Any, begun: Any, action: jax.ShapeDtypeStruct
-) -> tuple[tuple[jax.ShapeDtypeStruct, ...], tuple[bool, ...]]:
-    """The leaves of Brax's `State`, and for each whether what comes of a step depends on it, now or later."""
-    leaves: list[Any] = jax.tree.leaves(begun)
-    structure: Any = jax.tree.structure(begun)
+def _step(env: Any, state: Any, action: jax.Array) -> Any:
+    after = env.step(state, action)
+    before: Any = jax.tree.structure(state)
+    if before != jax.tree.structure(after):
+        raise InputError(
+            f"The state of Brax's {type(env.unwrapped).__name__} has other entries after a step than after a reset: "
+            "give info and metrics the same keys in both."
+        )
+    return after
 
-    def step(leaves: list[jax.Array], action: jax.Array) -> tuple[list[jax.Array], PyTree]:
-        after = env.step(structure.unflatten(leaves), action)
-        if jax.tree.structure(after) != structure:
-            raise InputError(
-                f"The state of Brax's {type(env.unwrapped).__name__} has other entries after a step than after a "
-                "reset: give info and metrics the same keys in both."
-            )
-        return jax.tree.leaves(after), (after.obs, after.reward, after.done, after.info.get("truncation", ()))
 
-    program, (after, seen) = jax.make_jaxpr(step, return_shape=True)(leaves, action)
-    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in after)
-    eliminate = getattr(partial_eval, "dce_jaxpr", None)
-    # A key has no zeros to put in its place.
-    is_read = [eliminate is None or jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in types]
-    while eliminate is not None:
-        _, used = eliminate(program.jaxpr, is_read + [True] * len(jax.tree.leaves(seen)))
-        reads = [old or new for old, new in zip(is_read, used, strict=False)]
-        if reads == is_read:
-            break
-        is_read = reads
-    return types, tuple(is_read)
+def _seen(counts_episode: bool, state: Any) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
+    """The observation, the reward, whether the episode is done, and whether a time limit did it."""
+    truncated = state.info["truncation"] if counts_episode else jnp.zeros_like(state.done)
+    return state.obs, state.reward, state.done, truncated
 
 
 def _layers(env: Any) -> Iterator[Any]:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from lehr.coefficients import Coefficients
 from lehr.compat.brax import theirs
-from lehr.compat.brax.lean import LeanStep
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, ppo_loss
 from lehr.compat.brax.pixels import shifted, without_pixels
+from lehr.envs.lean import LeanStep
 from lehr.minibatches import pack, take
 from lehr.optimise import Optimiser
 from lehr.rollout import UNROLL
@@ -174,7 +174,7 @@ class Program:
         keeps_value = self.bootstrap_on_timeout or self.loss.clipping_epsilon_value is not None
 
         def act(kept: tuple[jax.Array, ...], key: Key) -> tuple[tuple[jax.Array, ...], Lived]:
-            obs = self.environments.obs(kept)
+            obs = self.environments.whole(kept).obs
             action, extras = policy(obs, key)
             kept, seen = self.environments.step(kept, action)
             rest = Minibatch(
@@ -195,7 +195,7 @@ class Program:
             unroll = max(turn for turn in range(1, UNROLL + 1) if len(keys) % turn == 0)
         environments, lived = jax.lax.scan(act, environments, keys, unroll=unroll)
         # What follows the last step of an unroll is what the next unroll begins with: only the very last is missing.
-        last = self.environments.obs(environments)
+        last = self.environments.whole(environments).obs
         return environments, lived._replace(
             obs=jax.tree.map(lambda x, last: jnp.concatenate([x, last[None]]), lived.obs, last)
         )

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 
 from lehr.compat.brax import saving, theirs
 from lehr.compat.brax.coefficients import annealed, coefficients, is_number
-from lehr.compat.brax.lean import lean_step
 from lehr.compat.brax.loss import LossSettings, Networks
 from lehr.compat.brax.pixels import without_pixels
 from lehr.compat.brax.program import Carried, Learned, Program, seen_of
 from lehr.compat.brax.run import Callbacks, Place, Run
+from lehr.envs.lean import lean_step
 from lehr.envs.optional import by_their_rules, settled
 from lehr.errors import InputError, closest
 from lehr.schedules import adaptive_kl
@@ -148,12 +148,13 @@ def train(
         reset = jax.jit(env.reset)
         begun = reset.eval_shape(keys["environments"])
         environments = lean_step(
-            env,
+            env.step,
             begun,
             jax.ShapeDtypeStruct((num_envs, env.action_size), jnp.float32),
             functools.partial(seen_of, bootstraps=bootstrap_on_timeout, reports=log_training_metrics),
+            acted_on=lambda state: state.obs,
         )
-        begin = jax.jit(lambda keys: environments.kept(jax.tree.leaves(reset(keys))), out_shardings=place.over_envs)
+        begin = jax.jit(lambda keys: environments.kept(reset(keys)), out_shardings=place.over_envs)
 
         # --- networks
         obs_shape = jax.tree.map(lambda x: x.shape[1:], begun.obs)

@@ -1,0 +1,268 @@
+"""Gathers, scatters and products of a few elements, written out as slices, sums and concatenations.
+
+The physics of rigid bodies is full of them: the parent of each link, the force on each link, a rotation by a 3 × 3
+matrix. An accelerator runs each as a kernel of its own, with copies before and after, where the work of one kernel is
+less than its launch. Written out they are elementwise, and a compiler fuses them with all that stands around them.
+"""
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from lehr.types import PyTree
+
+MOST_PLACES = 64
+"""A gather or scatter of more is left as it is."""
+
+MOST_TERMS = 4
+"""A product or a sum over more is left as it is."""
+
+
+def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The same function; what it computes differs in the order of its sums, if at all.
+
+    Gathers and scatters are written out where their indices depend on no argument.
+
+    >>> function = written_out(lambda x: x[jnp.array([2, 0, 1, 2])] + jnp.zeros(4).at[jnp.array([1, 1])].add(x[:2]))
+    >>> function(jnp.array([1.0, 2.0, 3.0])).tolist()
+    [3.0, 4.0, 2.0, 3.0]
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: PyTree) -> PyTree:
+        program, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        leaves = jax.tree.leaves(arguments)
+        outputs, _ = _evaluate(program, leaves, [None] * len(leaves))
+        return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+
+    return call
+
+
+def _evaluate(
+    program: ClosedJaxpr, arguments: Sequence[Any], told: Sequence[np.ndarray | None]
+) -> tuple[list[Any], list[np.ndarray | None]]:
+    """The outputs of a program, written out as it is traced; and those of them that depend on no argument.
+
+    Args:
+        program: what to compute.
+        arguments: what to compute it of.
+        told: those of the arguments that depend on no argument of the whole, else `None`.
+    """
+    jaxpr, consts = program.jaxpr, program.consts
+    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+    fixed = [None if isinstance(value, jax.core.Tracer) else value for value in consts]
+    known: dict[Any, np.ndarray] = {
+        variable: np.asarray(value)
+        for variable, value in zip([*jaxpr.constvars, *jaxpr.invars], [*fixed, *told], strict=True)
+        if value is not None and _may_be_index(variable)
+    }
+
+    def value_of(variable: Any) -> Any:
+        return variable.val if isinstance(variable, Literal) else values[variable]
+
+    def known_of(variable: Any) -> np.ndarray | None:
+        return np.asarray(variable.val) if isinstance(variable, Literal) else known.get(variable)
+
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        inputs, found = [value_of(one) for one in equation.invars], [known_of(one) for one in equation.invars]
+        if name in _CALLS:  # becomes a part of the whole
+            outputs, made = _evaluate(equation.params["jaxpr"], inputs, found)
+            known.update((one, x) for one, x in zip(equation.outvars, made, strict=True) if x is not None)
+        else:
+            rewritten = _RULES[name](equation, inputs, found) if name in _RULES else None
+            outputs = _as_it_is(equation, inputs) if rewritten is None else rewritten
+            is_fixed = bool(equation.outvars) and not equation.effects and all(x is not None for x in found)
+            if is_fixed and all(map(_may_be_index, equation.outvars)):
+                known.update(zip(equation.outvars, _at_once(equation, found), strict=True))
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [value_of(one) for one in jaxpr.outvars], [known_of(one) for one in jaxpr.outvars]
+
+
+def _as_it_is(equation: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
+    outputs = equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(equation.params))
+    return list(outputs) if equation.primitive.multiple_results else [outputs]
+
+
+def _at_once(equation: JaxprEqn, inputs: Sequence[Any]) -> list[np.ndarray]:
+    """What is known already, and not only when the program runs."""
+    if arithmetic := _ARITHMETIC.get(equation.primitive.name):
+        return [arithmetic(equation.params, *inputs)]
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(x) for x in _as_it_is(equation, inputs)]
+
+
+def _may_be_index(variable: Any) -> bool:
+    """Whether a variable may have a part in an index: a few integers or booleans."""
+    kind = _type(variable)
+    is_whole = jnp.issubdtype(kind.dtype, jnp.integer) or kind.dtype == jnp.bool_
+    return is_whole and math.prod(kind.shape) <= MOST_PLACES
+
+
+def _type(variable: Any) -> Any:
+    return variable.aval
+
+
+_CALLS = "jit", "pjit"
+_ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
+    **{
+        name: functools.partial(lambda function, _, *inputs: function(*inputs), function)
+        for name, function in {
+            "add": np.add,
+            "sub": np.subtract,
+            "mul": np.multiply,
+            "rem": np.fmod,
+            "max": np.maximum,
+            "min": np.minimum,
+            "lt": np.less,
+            "le": np.less_equal,
+            "gt": np.greater,
+            "ge": np.greater_equal,
+            "eq": np.equal,
+            "ne": np.not_equal,
+            "and": np.bitwise_and,
+            "or": np.bitwise_or,
+            "not": np.invert,
+        }.items()
+    },
+    "select_n": lambda _, which, *cases: np.choose(which.astype(int), cases),
+    "convert_element_type": lambda parameters, x: x.astype(parameters["new_dtype"]),
+    "concatenate": lambda parameters, *parts: np.concatenate(parts, parameters["dimension"]),
+    "squeeze": lambda parameters, x: np.squeeze(x, parameters["dimensions"]),
+    "reshape": lambda parameters, x: x.reshape(parameters["new_sizes"]),
+    "broadcast_in_dim": lambda parameters, x: np.broadcast_to(
+        np.expand_dims(x, tuple(set(range(len(parameters["shape"]))) - set(parameters["broadcast_dimensions"]))),
+        parameters["shape"],
+    ),
+}
+"""What happens to indices before they are used: from Python's, which count from the end, to those of a program."""
+
+
+# What is written out --------------------------------------------------------------------------------------------------
+
+
+def _scan(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
+    """A loop whose body is written out."""
+    parameters, program = equation.params, equation.params["jaxpr"]
+    if "num_carry" in parameters:
+        consts, carries = parameters["num_consts"], parameters["num_carry"]
+    elif "ft_in" in parameters:  # since JAX 0.11
+        consts, carries = map(len, parameters["ft_in"].unpack()[:2])
+    else:
+        return None
+    start, rows = inputs[consts : consts + carries], inputs[consts + carries :]
+    told = [*known[:consts], *[None] * (len(inputs) - consts)]
+
+    def body(carry: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+        outputs, _ = _evaluate(program, [*inputs[:consts], *carry, *row], told)
+        return outputs[:carries], outputs[carries:]
+
+    options = {name: parameters[name] for name in ("length", "reverse", "unroll")}
+    carry, outputs = jax.lax.scan(body, list(start), list(rows), **options)
+    return [*carry, *outputs]
+
+
+def _gather(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
+    """`x[..., indices, ...]` on one axis, as slices side by side."""
+    x, indices, numbers = inputs[0], known[1], equation.params["dimension_numbers"]
+    if indices is None or numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
+        return None
+    (axis,), shape = numbers.start_index_map, _type(equation.outvars[0]).shape
+    whole = tuple(1 if one == axis else size for one, size in enumerate(x.shape))
+    if numbers.collapsed_slice_dims != (axis,) or equation.params["slice_sizes"] != whole:
+        return None
+    places = indices.ravel()
+    if not 0 < len(places) <= MOST_PLACES or not _are_inside(places, x.shape[axis]):
+        return None
+    batch = [one for one in range(len(shape)) if one not in numbers.offset_dims]
+    if batch != list(range(axis, axis + len(batch))):
+        return None
+    return [_taken(x, places, axis).reshape(shape)]
+
+
+def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
+    """`x.at[..., indices, ...].add(updates)` on one axis, as a sum for each place."""
+    x, _, updates = inputs
+    indices, numbers = known[1], equation.params["dimension_numbers"]
+    if indices is None or numbers.operand_batching_dims or len(numbers.scatter_dims_to_operand_dims) != 1:
+        return None
+    (axis,) = numbers.scatter_dims_to_operand_dims
+    places = indices.ravel()
+    if numbers.inserted_window_dims != (axis,) or max(len(places), x.shape[axis]) > MOST_PLACES:
+        return None
+    drops = equation.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+    if not (drops or _are_inside(places, x.shape[axis])):
+        return None
+    batch = [one for one in range(updates.ndim) if one not in numbers.update_window_dims]
+    if batch != list(range(axis, axis + len(batch))):
+        return None
+    updates = updates.reshape(*x.shape[:axis], len(places), *x.shape[axis + 1 :])
+    pieces = []
+    for place in range(x.shape[axis]):
+        piece = _piece(x, place, 1, axis)
+        for one in np.flatnonzero(places == place):
+            piece = piece + _piece(updates, int(one), 1, axis)
+        pieces.append(piece)
+    return [jnp.concatenate(pieces, axis)]
+
+
+def _product(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
+    """A product over a few elements, of which one side is a vector or a small matrix, as a sum of its terms."""
+    (over, batch), out = equation.params["dimension_numbers"], _type(equation.outvars[0])
+    sides = list(zip(inputs, over, batch, strict=True))
+    free = [[one for one in range(x.ndim) if one not in (*gone, *shared)] for x, gone, shared in sides]
+    sizes = [[x.shape[one] for one in left] for (x, _, _), left in zip(sides, free, strict=True)]
+    terms = math.prod(inputs[0].shape[one] for one in over[0])
+    if not 0 < terms <= MOST_TERMS or min(map(math.prod, sizes)) > MOST_TERMS:
+        return None
+    aligned = []  # both as [batch, free of the first, free of the second, terms], with 1 for what is the other's
+    for number, ((x, gone, shared), own) in enumerate(zip(sides, free, strict=True)):
+        own_sizes = [[size if number == whose else 1 for size in sizes[whose]] for whose in range(2)]
+        x = jnp.transpose(x, (*shared, *own, *gone)).astype(out.dtype)
+        aligned.append(x.reshape(*x.shape[: len(shared)], *own_sizes[0], *own_sizes[1], terms))
+    return [_added(aligned[0][..., one] * aligned[1][..., one] for one in range(terms))]
+
+
+def _sum(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
+    """A sum over one axis of a few elements, as a sum of slices."""
+    (x,), axes = inputs, equation.params["axes"]
+    if len(axes) != 1 or not 0 < x.shape[axes[0]] <= MOST_TERMS:
+        return None
+    return [_added(jax.lax.index_in_dim(x, one, axes[0], keepdims=False) for one in range(x.shape[axes[0]]))]
+
+
+def _added(terms: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(operator.add, terms)
+
+
+def _are_inside(places: np.ndarray, size: int) -> bool:
+    """Whether all are places of an axis: what is outside has rules of its own."""
+    return bool(np.all((places >= 0) & (places < size)))
+
+
+def _taken(x: jax.Array, places: np.ndarray, axis: int) -> jax.Array:
+    """`x` at these places of an axis; neighbours are taken together."""
+    starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1), len(places)]
+    pieces = [_piece(x, int(places[begin]), end - begin, axis) for begin, end in itertools.pairwise(starts)]
+    return jnp.concatenate(pieces, axis) if len(pieces) > 1 else pieces[0]
+
+
+def _piece(x: jax.Array, begin: int, length: int, axis: int) -> jax.Array:
+    return jax.lax.slice_in_dim(x, begin, begin + int(length), axis=axis)
+
+
+_RULES: dict[str, Callable[[JaxprEqn, Sequence[Any], Sequence[Any]], list[Any] | None]] = {
+    "scan": _scan,
+    "gather": _gather,
+    "scatter-add": _scatter_add,
+    "dot_general": _product,
+    "reduce_sum": _sum,
+}
