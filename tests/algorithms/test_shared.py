@@ -289,6 +289,7 @@ def poisoned(run, index):
 
 
 def test_an_update_on_a_nan_reward_is_not_applied_and_training_goes_on(algorithm, poison, begin, advance):
+    unless_its_updates_are_those_of_ppo(algorithm)
     switches = {"normalise_observations": True, "normalise_rewards": True}
     sound = advance(begin(algorithm, poison, entropy_coef="auto(target_entropy=0.5)", **switches), 2)
     assert sound.metrics["update/rejected"].tolist() == [0, 0]
@@ -326,6 +327,8 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
 ):
     """Each has a seed and a schedule of its own, of any number of phases; all are one program."""
     unless_its_updates_are_those_of_ppo(algorithm)
+    if algorithm in ("appo", "ppg"):
+        pytest.skip("what they remember is shown by IMPALA's lag, and by PPG's own test of a population")
     schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
     runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
     together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
