@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.compat.brax import load_policy, theirs, train
+from lehr.compat.brax import load_policy, saving, theirs, train
 from lehr.compat.brax.coefficients import NAMES, annealed, coefficients
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, lambda_advantages, ppo_loss, quantile_huber_loss
 from lehr.compat.brax.pixels import shifted
+from lehr.compat.brax.program import Carried, Learned
 from lehr.envs.optional import by_their_rules
 from lehr.errors import InputError
 from lehr.schedules import env_steps
@@ -388,6 +389,59 @@ def test_training_goes_on_exactly_from_our_files(ours, folder, fast):
     measured = {name: value for name, value in ours[1][2].items() if name.startswith("training/")}
     for name in set(measured) - {"training/sps", "training/walltime"}:
         assert last[name] == measured[name], name
+
+
+def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(ours, folder, fast):
+    """The rate did not adapt before, so it begins as given; reports count on from the clock of the checkpoint."""
+    told = []
+    options = {"num_timesteps": 4 * STEPS, "num_evals": 1, "num_resets_per_eval": 0, "run_evals": False}
+    adapting = {"learning_rate_schedule": "ADAPTIVE_KL", "learning_rate": 1e-3}
+    reporting = {"log_training_metrics": True, "training_metrics_steps": 1}
+    train(
+        fast,
+        **TRAINING | options | adapting | reporting,
+        restore_checkpoint_path=str(folder / "ours" / f"{16 * STEPS:012d}"),
+        progress_fn=lambda step, metrics: told.append((step, metrics)),
+    )
+    # Brax's reports do not count the repeats of an action.
+    assert [step for step, metrics in told if "episode/sps" in metrics] == [9 * STEPS, 10 * STEPS]
+    last = told[-1][1]["training/learning_rate"]
+    assert 1e-5 <= last <= 1e-2
+
+
+@pytest.fixture
+def little():
+    """What there is to save, made of a few numbers."""
+    carried = Carried((jnp.ones(2),), jnp.float32(0), jnp.uint32(5), (jnp.arange(3.0),))
+    return carried, {"host": jax.random.PRNGKey(1), "environments": jax.random.split(jax.random.PRNGKey(2), 3)}
+
+
+@pytest.fixture
+def _only_ours(monkeypatch):
+    monkeypatch.setattr(theirs, "checkpoint", lambda: SimpleNamespace(save=lambda *arguments: None))
+
+
+@pytest.mark.usefixtures("_only_ours")
+@pytest.mark.parametrize("most", [saving.MOST_BYTES, 0], ids=["small", "large"])
+def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on(little, tmp_path, monkeypatch, most):
+    monkeypatch.setattr(saving, "MOST_BYTES", most)
+    carried, keys = little
+    saving.save(tmp_path, None, 10, 50, Learned(Networks((), ()), ()), carried, keys)
+    begun = jax.tree.map(jnp.zeros_like, carried)
+    other = {name: jnp.zeros_like(key) for name, key in keys.items()}
+    found, found_keys, step = saving.restore(tmp_path / f"{50:012d}", begun, other, 10)
+    assert step == 50
+    assert_same(found[:3], carried[:3], rtol=0, atol=0)
+    assert_same(found_keys["host"], keys["host"], rtol=0, atol=0)
+    assert_same(found.environments, (carried if most else begun).environments, rtol=0, atol=0)
+    assert_same(found_keys["environments"], (keys if most else other)["environments"], rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("_only_ours")
+def test_a_bucket_gets_the_files_of_brax_alone(little, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saving.save("gs://bucket/run", None, 10, 50, Learned(Networks((), ()), ()), *little)
+    assert list(tmp_path.iterdir()) == []
 
 
 # Brax's own tests --------------------------------------------------------------------------------------------------

@@ -1,0 +1,46 @@
+"""Brax's own tests of PPO, as they are in the installed package, with the drop-in in the place of what they test.
+
+    python bench/brax_tests.py                    all of them, about 40 minutes on two cores
+    python bench/brax_tests.py -k Asymmetric      those whose name holds a word
+
+What follows the command is pytest's. `ppo.train` is `lehr.compat.brax.train`; the quantile Huber loss, the description
+of a network and `load_policy` are Lehr's too. Loading and the files themselves are Brax's in both.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLACE = "brax.training.agents.ppo"
+
+
+class DropIn:
+    """A plugin of pytest's that puts Lehr's functions in the place of Brax's before a test runs."""
+
+    @pytest.fixture(autouse=True)
+    def _in_their_place(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        from lehr.compat import brax
+        from lehr.compat.brax import loss, saving
+        from lehr.envs.optional import by_their_rules
+
+        theirs = {name: importlib.import_module(f"{PLACE}.{name}") for name in ("train", "losses", "checkpoint")}
+        monkeypatch.setattr(theirs["train"], "train", brax.train)
+        monkeypatch.setattr(theirs["losses"], "quantile_huber_loss", loss.quantile_huber_loss)
+        monkeypatch.setattr(theirs["checkpoint"], "load_policy", saving.load_policy)
+        with by_their_rules():
+            yield
+
+
+def main(arguments: list[str]) -> int:
+    """Run the tests; pytest's exit code."""
+    folder = Path(importlib.import_module(PLACE).__path__[0])
+    files = [str(folder / f"{name}_test.py") for name in ("train", "losses", "checkpoint")]
+    options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "-c", "/dev/null"]
+    return int(pytest.main([*options, *files, *arguments], plugins=[DropIn()]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
