@@ -6,12 +6,19 @@ import gc
 import os
 import shutil
 import tempfile
+from importlib import metadata
 
 import hypothesis
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Compiling takes most of the time of all tests: XLA's older way of writing machine code takes half as long. (JAX 0.11 and
+# newer do not have it, and would not start.)
+QUICKLY = "--xla_cpu_use_fusion_emitters=false"
+if metadata.version("jaxlib").startswith("0.10.") and QUICKLY not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICKLY}".strip()
 
 # Programs that are compiled here are neither taken from the user's cache nor left in it.
 os.environ["LEHR_CACHE"] = tempfile.mkdtemp(prefix="lehr-compiled-")

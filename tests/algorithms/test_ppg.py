@@ -1,6 +1,6 @@
 """PPG: its auxiliary phase against NumPy, when it comes and what it sees, and whose gradient goes where."""
 
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import jax
@@ -106,7 +106,7 @@ def test_an_auxiliary_phase_comes_after_every_so_many_updates_and_sees_the_rollo
 
 
 def test_a_policy_phase_is_ppos():
-    """With the same key, to the last bit."""
+    """With the same key, but for the rounding of another program."""
     network, params = network_of()
     settings = {"num_envs": SEGMENTS, "horizon": STEPS, "epochs": 2, "minibatches": 2}
     coef = {name: jnp.float32(value) for name, value in {**COEF, "learning_rate": 0.01, "entropy_coef": 0.1}.items()}
@@ -114,9 +114,12 @@ def test_a_policy_phase_is_ppos():
     found, metrics = compiled(algorithm)(algorithm.init(params), lived(), coef, jax.random.key(7))
     key = jax.random.split(jax.random.key(7))[0]
     expected, watched = compiled(other)(other.init(params), lived(), coef, key)
-    assert identical(found.params, expected.params)
-    assert identical(found.optimiser, expected.optimiser)
-    assert identical({name: metrics[name] for name in watched}, watched)
+    for one, same in (
+        (found.params, expected.params),
+        (found.optimiser, expected.optimiser),
+        ({name: metrics[name] for name in watched}, watched),
+    ):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), one, same)
 
 
 @pytest.mark.parametrize("torso", ["mlp", "gru"])

@@ -93,9 +93,12 @@ def _as_it_is(equation: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _at_once(equation: JaxprEqn, inputs: Sequence[Any]) -> list[np.ndarray]:
-    """What is known already, and not only when the program runs."""
-    if arithmetic := _ARITHMETIC.get(equation.primitive.name):
-        return [arithmetic(equation.params, *inputs)]
+    """What an equation gives, now and not only when the program runs; by NumPy where that can be, which is quick."""
+    name = equation.primitive.name
+    if name in _ELEMENTWISE:
+        return [_ELEMENTWISE[name](*inputs)]
+    if name in _OTHERWISE:
+        return [_OTHERWISE[name](equation.params, *inputs)]
     with jax.ensure_compile_time_eval():
         return [np.asarray(x) for x in _as_it_is(equation, inputs)]
 
@@ -112,27 +115,26 @@ def _type(variable: Any) -> Any:
 
 
 _CALLS = "jit", "pjit"
-_ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
-    **{
-        name: functools.partial(lambda function, _, *inputs: function(*inputs), function)
-        for name, function in {
-            "add": np.add,
-            "sub": np.subtract,
-            "mul": np.multiply,
-            "rem": np.fmod,
-            "max": np.maximum,
-            "min": np.minimum,
-            "lt": np.less,
-            "le": np.less_equal,
-            "gt": np.greater,
-            "ge": np.greater_equal,
-            "eq": np.equal,
-            "ne": np.not_equal,
-            "and": np.bitwise_and,
-            "or": np.bitwise_or,
-            "not": np.invert,
-        }.items()
-    },
+_ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "rem": np.fmod,
+    "max": np.maximum,
+    "min": np.minimum,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.invert,
+}
+"""What happens to indices before they are used: from Python's, which count from the end, to those of a program."""
+
+_OTHERWISE: dict[str, Callable[..., np.ndarray]] = {
     "select_n": lambda _, which, *cases: np.choose(which.astype(int), cases),
     "convert_element_type": lambda parameters, x: x.astype(parameters["new_dtype"]),
     "concatenate": lambda parameters, *parts: np.concatenate(parts, parameters["dimension"]),
@@ -143,7 +145,7 @@ _ARITHMETIC: dict[str, Callable[..., np.ndarray]] = {
         parameters["shape"],
     ),
 }
-"""What happens to indices before they are used: from Python's, which count from the end, to those of a program."""
+"""The same for what has parameters."""
 
 
 # What is written out --------------------------------------------------------------------------------------------------
