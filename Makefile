@@ -24,7 +24,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 check: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q  # a worker has whole files, and so their compiled programs
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -395,7 +395,7 @@ def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(o
     """The rate did not adapt before, so it begins as given; reports count on from the clock of the checkpoint."""
     told = []
     options = {"num_timesteps": 4 * STEPS, "num_evals": 1, "num_resets_per_eval": 0, "run_evals": False}
-    adapting = {"learning_rate_schedule": "ADAPTIVE_KL", "learning_rate": 1e-3}
+    adapting = {"learning_rate_schedule": "ADAPTIVE_KL", "learning_rate": 1e-3, "desired_kl": 1e9}  # it only grows
     reporting = {"log_training_metrics": True, "training_metrics_steps": 1}
     train(
         fast,
@@ -405,8 +405,7 @@ def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(o
     )
     # Brax's reports do not count the repeats of an action.
     assert [step for step, metrics in told if "episode/sps" in metrics] == [9 * STEPS, 10 * STEPS]
-    last = told[-1][1]["training/learning_rate"]
-    assert 1e-5 <= last <= 1e-2
+    assert told[-1][1]["training/learning_rate"] > 1e-3
 
 
 @pytest.fixture

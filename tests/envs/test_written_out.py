@@ -3,6 +3,7 @@
 import collections
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,7 +62,9 @@ FUNCTIONS = {
     "matrices and matrices": (jax.vmap(lambda x: x[:3] @ x[1:4].T), X),
     "an outer product": (lambda x: jnp.einsum("i,j->ij", x[0], x[1]), FIVE),
     "over two axes": (lambda x: jnp.einsum("bij,ij->b", x[:, :2, :2], x[0, :2, :2]), X),
-    "whole numbers": (lambda x: jnp.dot(x[0], jnp.array([1, 0, -2])), FIVE),
+    "whole numbers and others": (lambda x: jnp.dot(x[0], jnp.array([1, 0, -2])), FIVE),
+    "whole numbers": (lambda x: jnp.dot((9 * x[0]).astype(jnp.int8), jnp.arange(3), preferred_element_type=int), FIVE),
+    "a number and an array": (lambda x: jax.lax.dot_general(2.0, x, (((), ()), ((), ()))), FIVE),
     "a sum": (lambda x: x.sum(-1), X),
     "a function within": (lambda x: jax.jit(lambda y: y[jnp.array([0, 2])].sum(-1))(x) * 2, FIVE),
     "places given to a function within": (lambda x: jax.jit(lambda y, i: y[i % 5])(x, jnp.asarray(PARENTS)), FIVE),
@@ -87,7 +90,20 @@ def test_the_numbers_are_the_same_and_nothing_is_left(function, x):
         )
 
 
+def narrow(x):
+    """A scatter whose updates are narrower than what they are added to."""
+    numbers = jax.lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    return jax.lax.scatter_add(x, jnp.array([[1], [2]]), jnp.ones((2, 2)), numbers)
+
+
 LEFT = {
+    "a narrow scatter": (narrow, FIVE, "scatter-add"),
+    "a scatter into nothing": (lambda x: jax.ops.segment_sum(x, jnp.asarray(PARENTS), 0), FIVE, "scatter-add"),
+    "half precision": (
+        lambda x: jnp.dot(jnp.array([256, 1, 1], jnp.bfloat16), x),
+        jnp.ones(3, "bfloat16"),
+        "dot_general",
+    ),
     "places that depend on an argument": (lambda x: FIVE[jnp.argsort(x[:, 0])], FIVE, "gather"),
     "places outside, which give nan": (lambda x: x.at[jnp.array([0, 7])].get(mode="fill"), FIVE, "gather"),
     "many places": (lambda x: x[jnp.array([0, 1] * MOST_PLACES)], FIVE, "gather"),
@@ -103,6 +119,35 @@ LEFT = {
 def test_what_cannot_be_written_out_is_left_as_it_is(function, x, left):
     assert primitives(written_out(function), x)[left] == primitives(function, x)[left] > 0
     np.testing.assert_array_equal(function(x), written_out(function)(x))
+
+
+def test_random_numbers_are_those_of_their_context():
+    def function(x):
+        with jax.threefry_partitionable(False):
+            return x + jax.random.normal(jax.random.key(3), x.shape)
+
+    assert not np.allclose(function(FIVE), FIVE + jax.random.normal(jax.random.key(3), FIVE.shape))
+    np.testing.assert_array_equal(function(FIVE), written_out(function)(FIVE))
+
+
+def test_a_remainder_by_nothing_is_the_dividend():
+    function = written_out(lambda x: x[jax.lax.rem(jnp.array([3, 2, 7]), jnp.array([0, 0, 4]))])
+    np.testing.assert_array_equal(function(FIVE), FIVE[jnp.array([3, 2, 3])])
+
+
+def test_what_has_an_effect_is_not_known_before_the_program_runs():
+    drawn = []
+
+    def draw():
+        drawn.append(len(drawn))
+        return np.int32(drawn[-1])
+
+    def function(x):
+        return x[jax.experimental.io_callback(draw, jax.ShapeDtypeStruct((), jnp.int32)).reshape(1)]
+
+    compiled = jax.jit(written_out(function)).lower(FIVE).compile()
+    assert drawn == []
+    np.testing.assert_array_equal(np.concatenate([compiled(FIVE), compiled(FIVE)]), FIVE[:2])
 
 
 def test_a_callback_is_called_when_the_program_runs_and_not_before():

@@ -83,15 +83,16 @@ def _serve(connection: Connection, blueprint: Blueprint) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the trainer decides what it means
     jax.config.update("jax_platforms", "cpu")
     worker = Worker(blueprint)
-    try:
+    with contextlib.closing(worker), contextlib.suppress(EOFError, OSError):  # the trainer is gone
         while (weights := connection.recv()) is not None:
             try:
                 connection.send(worker.collect(weights))
             except (EnvironmentFailed, ActorLost) as error:
                 connection.send(type(error)(str(error)))
-    except (EOFError, OSError):
-        pass  # the trainer is gone
-    worker.close()
+            except OSError:
+                raise
+            except Exception as error:  # what was made cannot be sent
+                connection.send(ActorLost(f"{type(error).__name__}: {error}"))
 
 
 class RayLink:
@@ -106,8 +107,10 @@ class RayLink:
         try:
             return self.ray.get(self.worker.collect.remote(weights))
         except self.ray.exceptions.RayTaskError as error:
-            kind = EnvironmentFailed if isinstance(error.cause, EnvironmentFailed) else ActorLost
-            raise kind(str(error.cause)) from None
+            cause = error.cause
+            if isinstance(cause, (EnvironmentFailed, ActorLost)):
+                raise type(cause)(str(cause)) from None
+            raise ActorLost(f"{type(cause).__name__}: {cause}") from None
         except self.ray.exceptions.RayError as error:
             raise ActorLost(type(error).__name__) from error
 

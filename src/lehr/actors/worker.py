@@ -86,10 +86,10 @@ class Worker:
         """Nothing: one that is not in a process of its own cannot be ended from outside."""
 
     def _collect(self, weights: Weights) -> Arrival:
-        begin = time.perf_counter()
         if self.collector is None:
             self._begin()
         assert self.collector is not None
+        begin = time.perf_counter()
         packed, statistics = jax.device_put((weights.packed, weights.statistics))
         collected = self.collector.collect(packed, statistics, self.actor, self.key, self.rollouts)
         self.actor, self.rollouts = collected.actor, self.rollouts + 1

@@ -14,6 +14,7 @@ from jax.interpreters import partial_eval
 
 from lehr.envs.optional import settle
 from lehr.envs.written_out import written_out
+from lehr.errors import InputError
 from lehr.types import PyTree
 
 
@@ -48,6 +49,7 @@ class LeanStep:
 
 
 def lean_step(
+    name: str,
     step: Callable[[Any, Any], Any],
     begun: Any,
     action: PyTree,
@@ -57,6 +59,7 @@ def lean_step(
     """Find out what a step reads.
 
     Args:
+        name: of the environment, for what is said of it.
         step: a state and an action to the next state.
         begun: the shapes of the state after a reset.
         action: the shapes of an action.
@@ -67,6 +70,11 @@ def lean_step(
 
     def call(leaves: list[jax.Array], action: PyTree) -> tuple[list[jax.Array], PyTree]:
         after = step(structure.unflatten(leaves), action)
+        if structure != jax.tree.structure(after):
+            raise InputError(
+                f"The state of {name} has other entries after a step than after a reset: give info and metrics the "
+                "same keys in both."
+            )
         return jax.tree.leaves(after), seen(after)
 
     jitted = jax.jit(written_out(call))  # its trace is remembered: the scan that calls it does not trace it again

@@ -27,9 +27,10 @@ MOST_TERMS = 4
 
 
 def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The same function; what it computes differs in the order of its sums, if at all.
+    """The same function of positional arguments; its sums and products may be rounded otherwise.
 
-    Gathers and scatters are written out where their indices depend on no argument.
+    Gathers and scatters are written out where their indices depend on no argument. Branches and `while` loops are left
+    as they are.
 
     >>> function = written_out(lambda x: x[jnp.array([2, 0, 1, 2])] + jnp.zeros(4).at[jnp.array([1, 1])].add(x[:2]))
     >>> function(jnp.array([1.0, 2.0, 3.0])).tolist()
@@ -47,21 +48,21 @@ def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def _evaluate(
-    program: ClosedJaxpr, arguments: Sequence[Any], told: Sequence[np.ndarray | None]
+    program: ClosedJaxpr, arguments: Sequence[Any], known_arguments: Sequence[np.ndarray | None]
 ) -> tuple[list[Any], list[np.ndarray | None]]:
-    """The outputs of a program, written out as it is traced; and those of them that depend on no argument.
+    """The outputs of a program, written out as it is traced; and those of them that are known while it is traced.
 
     Args:
         program: what to compute.
         arguments: what to compute it of.
-        told: those of the arguments that depend on no argument of the whole, else `None`.
+        known_arguments: their values where these depend on no argument of the whole, else `None`.
     """
     jaxpr, consts = program.jaxpr, program.consts
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-    fixed = [None if isinstance(value, jax.core.Tracer) else value for value in consts]
+    known_consts = [None if isinstance(value, jax.core.Tracer) else value for value in consts]
     known: dict[Any, np.ndarray] = {
         variable: np.asarray(value)
-        for variable, value in zip([*jaxpr.constvars, *jaxpr.invars], [*fixed, *told], strict=True)
+        for variable, value in zip([*jaxpr.constvars, *jaxpr.invars], [*known_consts, *known_arguments], strict=True)
         if value is not None and _may_be_index(variable)
     }
 
@@ -72,18 +73,19 @@ def _evaluate(
         return np.asarray(variable.val) if isinstance(variable, Literal) else known.get(variable)
 
     for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        inputs, found = [value_of(one) for one in equation.invars], [known_of(one) for one in equation.invars]
-        if name in _CALLS:  # becomes a part of the whole
-            outputs, made = _evaluate(equation.params["jaxpr"], inputs, found)
-            known.update((one, x) for one, x in zip(equation.outvars, made, strict=True) if x is not None)
-        else:
-            rewritten = _RULES[name](equation, inputs, found) if name in _RULES else None
-            outputs = _as_it_is(equation, inputs) if rewritten is None else rewritten
-            is_fixed = bool(equation.outvars) and not equation.effects and all(x is not None for x in found)
-            if is_fixed and all(map(_may_be_index, equation.outvars)):
-                known.update(zip(equation.outvars, _at_once(equation, found), strict=True))
+        name, inputs = equation.primitive.name, [value_of(one) for one in equation.invars]
+        known_inputs = [known_of(one) for one in equation.invars]
+        with equation.ctx.manager:  # such as how random numbers are made
+            if name in _CALLS:  # becomes a part of the whole
+                outputs, known_outputs = _evaluate(equation.params["jaxpr"], inputs, known_inputs)
+            else:
+                rewritten = _RULES[name](equation, inputs, known_inputs) if name in _RULES else None
+                outputs = _as_it_is(equation, inputs) if rewritten is None else rewritten
+                known_outputs = _at_once(equation, known_inputs)
         values.update(zip(equation.outvars, outputs, strict=True))
+        for variable, value in zip(equation.outvars, known_outputs, strict=True):
+            if value is not None and value.dtype == _type(variable).dtype:
+                known[variable] = value
     return [value_of(one) for one in jaxpr.outvars], [known_of(one) for one in jaxpr.outvars]
 
 
@@ -92,26 +94,37 @@ def _as_it_is(equation: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
-def _at_once(equation: JaxprEqn, inputs: Sequence[Any]) -> list[np.ndarray]:
-    """What an equation gives, now and not only when the program runs; by NumPy where that can be, which is quick."""
-    name = equation.primitive.name
+def _at_once(equation: JaxprEqn, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    """What an equation gives if that can be an index and is known while it is traced; else `None` for each output."""
+    name, outputs = equation.primitive.name, equation.outvars
+    if any(x is None for x in inputs) or not all(map(_may_be_index, outputs)):
+        return [None] * len(outputs)
     if name in _ELEMENTWISE:
         return [_ELEMENTWISE[name](*inputs)]
-    if name in _OTHERWISE:
-        return [_OTHERWISE[name](equation.params, *inputs)]
-    with jax.ensure_compile_time_eval():
-        return [np.asarray(x) for x in _as_it_is(equation, inputs)]
+    if name in _WITH_PARAMETERS:
+        return [_WITH_PARAMETERS[name](equation.params, *inputs)]
+    if name in _BY_JAX:
+        with jax.ensure_compile_time_eval():
+            return [np.asarray(x) for x in _as_it_is(equation, inputs)]
+    return [None] * len(outputs)
 
 
 def _may_be_index(variable: Any) -> bool:
     """Whether a variable may have a part in an index: a few integers or booleans."""
     kind = _type(variable)
-    is_whole = jnp.issubdtype(kind.dtype, jnp.integer) or kind.dtype == jnp.bool_
+    dtype = getattr(kind, "dtype", None)  # a token has none
+    is_whole = dtype == jnp.bool_ or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
     return is_whole and math.prod(kind.shape) <= MOST_PLACES
 
 
 def _type(variable: Any) -> Any:
+    """The shape and dtype of a variable, which JAX's own annotations do not promise."""
     return variable.aval
+
+
+def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """With the sign of x; that of 0 is x, as XLA has it."""
+    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y))).astype(x.dtype)
 
 
 _CALLS = "jit", "pjit"
@@ -119,7 +132,7 @@ _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "rem": np.fmod,
+    "rem": _remainder,
     "max": np.maximum,
     "min": np.minimum,
     "lt": np.less,
@@ -134,7 +147,7 @@ _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
 }
 """What happens to indices before they are used: from Python's, which count from the end, to those of a program."""
 
-_OTHERWISE: dict[str, Callable[..., np.ndarray]] = {
+_WITH_PARAMETERS: dict[str, Callable[..., np.ndarray]] = {
     "select_n": lambda _, which, *cases: np.choose(which.astype(int), cases),
     "convert_element_type": lambda parameters, x: x.astype(parameters["new_dtype"]),
     "concatenate": lambda parameters, *parts: np.concatenate(parts, parameters["dimension"]),
@@ -145,7 +158,9 @@ _OTHERWISE: dict[str, Callable[..., np.ndarray]] = {
         parameters["shape"],
     ),
 }
-"""The same for what has parameters."""
+
+_BY_JAX = ("gather", "iota", "slice", "transpose", "rev", "sort", "cumsum", "div", "clamp", "dynamic_slice")
+"""What else may happen to them, and has no side effect: JAX computes it at once."""
 
 
 # What is written out --------------------------------------------------------------------------------------------------
@@ -198,7 +213,10 @@ def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]
         return None
     (axis,) = numbers.scatter_dims_to_operand_dims
     places = indices.ravel()
-    if numbers.inserted_window_dims != (axis,) or max(len(places), x.shape[axis]) > MOST_PLACES:
+    if numbers.inserted_window_dims != (axis,) or len(places) > MOST_PLACES or not 0 < x.shape[axis] <= MOST_PLACES:
+        return None
+    window = [updates.shape[one] for one in numbers.update_window_dims]
+    if window != [size for one, size in enumerate(x.shape) if one != axis]:
         return None
     drops = equation.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
     if not (drops or _are_inside(places, x.shape[axis])):
@@ -219,10 +237,12 @@ def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]
 def _product(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
     """A product over a few elements, of which one side is a vector or a small matrix, as a sum of its terms."""
     (over, batch), out = equation.params["dimension_numbers"], _type(equation.outvars[0])
-    sides = list(zip(inputs, over, batch, strict=True))
+    if jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).bits < 32:
+        return None  # a product is summed with more bits than its terms would be
+    sides = list(zip(map(jnp.asarray, inputs), over, batch, strict=True))
     free = [[one for one in range(x.ndim) if one not in (*gone, *shared)] for x, gone, shared in sides]
     sizes = [[x.shape[one] for one in left] for (x, _, _), left in zip(sides, free, strict=True)]
-    terms = math.prod(inputs[0].shape[one] for one in over[0])
+    terms = math.prod(sides[0][0].shape[one] for one in over[0])
     if not 0 < terms <= MOST_TERMS or min(map(math.prod, sizes)) > MOST_TERMS:
         return None
     aligned = []  # both as [batch, free of the first, free of the second, terms], with 1 for what is the other's
@@ -236,6 +256,8 @@ def _product(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) ->
 def _sum(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
     """A sum over one axis of a few elements, as a sum of slices."""
     (x,), axes = inputs, equation.params["axes"]
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
+        return None
     if len(axes) != 1 or not 0 < x.shape[axes[0]] <= MOST_TERMS:
         return None
     return [_added(jax.lax.index_in_dim(x, one, axes[0], keepdims=False) for one in range(x.shape[axes[0]]))]

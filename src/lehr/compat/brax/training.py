@@ -148,6 +148,7 @@ def train(
         reset = jax.jit(env.reset)
         begun = reset.eval_shape(keys["environments"])
         environments = lean_step(
+            type(environment).__name__,
             env.step,
             begun,
             jax.ShapeDtypeStruct((num_envs, env.action_size), jnp.float32),
