@@ -284,10 +284,10 @@ def test_a_vector_environment_that_was_given_is_trained_on(train):
 
 
 def test_cartpole_is_learned_alike_on_the_host_and_on_the_device(tmp_path):
-    """The mean return over the whole of training, three seeds each, differs by less than a quarter."""
+    """The mean return over the whole of training, three seeds each, differs by less than a quarter; most seeds solve it."""
     settings = {
         **SMALL,
-        "total_steps": 50_000,
+        "total_steps": 75_000,
         "num_envs": 16,
         "horizon": 32,
         "epochs": 4,
@@ -302,9 +302,9 @@ def test_cartpole_is_learned_alike_on_the_host_and_on_the_device(tmp_path):
         runs = [lehr.train(env=env, seed=seed, run_dir=tmp_path / f"{env}{seed}", **settings) for seed in range(3)]
         curves = [run.metrics["episode/return"] for run in runs]
         means[env] = np.mean([np.nanmean(curve) for curve in curves])
-        ends[env] = np.mean([np.nanmean(curve[-15:]) for curve in curves])
+        ends[env] = np.median([np.nanmean(curve[-15:]) for curve in curves])
     assert means["gym:CartPole-v1"] == pytest.approx(means["CartPole-v1"], rel=0.25)
-    assert min(ends.values()) > 430
+    assert min(ends.values()) > 475
 
 
 def test_pendulum_is_learned_on_the_host(train):

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bench.references import A2C_PENDULUM, APPO_PENDULUM, IMPALA_PENDULUM, PPG_PENDULUM, RECURRENT_PENDULUM
+from bench.references import (
+    A2C_PENDULUM,
+    APPO_PENDULUM,
+    IMPALA_PENDULUM,
+    PPG_PENDULUM,
+    RECURRENT_PENDULUM,
+    TRPO_PENDULUM,
+)
 from lehr import algorithms
 from lehr.config import build
 from lehr.iteration import assemble, chunk, metric_names
@@ -21,7 +28,6 @@ PENDULUM = {
     "normalise_observations": True,
     "normalise_rewards": True,
 }
-PENDULUM_TRPO = {"num_envs": 4, "horizon": 512, "discount": 0.9, "target_kl": 0.03, "value_minibatches": 32}
 SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
 
 
@@ -44,7 +50,7 @@ def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
         ("a2c", "CartPole-v1", 400_000, {}, 400),
         ("a2c", "Pendulum-v1", 600_000, A2C_PENDULUM, -300),
         ("trpo", "CartPole-v1", 100_000, {}, 400),
-        ("trpo", "Pendulum-v1", 100_000, PENDULUM_TRPO, -300),
+        ("trpo", "Pendulum-v1", 150_000, TRPO_PENDULUM, -300),
         ("ppg", "CartPole-v1", 100_000, {}, 400),
         ("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM, -300),
         ("impala", "CartPole-v1", 300_000, {}, 400),
@@ -60,8 +66,8 @@ def test_classic_control_is_learned(algorithm, env, total_steps, settings, least
 
 
 def test_hidden_velocities_are_made_up_for_by_a_memory_and_by_nothing_else():
-    assert returns("CartPole-Hidden-v1", 100_000, "recurrent_ppo") >= 300
-    assert returns("CartPole-Hidden-v1", 200_000) <= 100
+    assert returns("CartPole-Hidden-v1", 150_000, "recurrent_ppo") >= 350
+    assert returns("CartPole-Hidden-v1", 150_000) <= 100
 
 
 def test_many_agents_learn_to_reach_their_targets():

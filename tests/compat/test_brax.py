@@ -254,7 +254,10 @@ SCHEDULED = {
 
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_applied_coefficients_follow_their_schedules(fast, shape):
-    """One training step an epoch, and the last one beyond the budget; to the bit, and traced once."""
+    """One training step an epoch, and the last one beyond the budget; to the bit, and traced once.
+
+    XLA's older way of writing machine code, see tests/conftest.py, rounds a cosine inside a loop otherwise.
+    """
     total, traces = int(2.2 * STEPS), []
     curve, _ = curve_of(
         train,
@@ -274,10 +277,11 @@ def test_applied_coefficients_follow_their_schedules(fast, shape):
     compiled = jax.jit(lambda updates: bound.values(bound.init(), env_steps(updates, STEPS)))
     assert list(curve) == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
     names = NAMES if shape == "cosine" else ["entropy_cost"]
+    most = 1 if "fusion_emitters=false" in os.environ.get("XLA_FLAGS", "") else 0
     for updates, measured in enumerate(curve.values()):
         expected = compiled(jnp.uint32(updates))
         for name in names:
-            assert measured[f"training/{name}"] == expected[name], (name, updates)
+            np.testing.assert_array_max_ulp(np.float32(measured[f"training/{name}"]), expected[name], maxulp=most)
     applied = [float(measured["training/entropy_cost"]) for measured in curve.values()]
     done = np.arange(3) * STEPS / total
     fraction = done if shape == "linear" else (1 - np.cos(np.pi * done)) / 2
