@@ -1,6 +1,6 @@
 """Brax's own tests of PPO, as they are in the installed package, with the drop-in in the place of what they test.
 
-    python bench/brax_tests.py                    all of them, about 40 minutes on two cores
+    python bench/brax_tests.py                    all of them, which takes a while
     python bench/brax_tests.py -k Asymmetric      those whose name holds a word
 
 What follows the command is pytest's. `ppo.train` is `lehr.compat.brax.train`; the quantile Huber loss, the description

@@ -159,7 +159,10 @@ _WITH_PARAMETERS: dict[str, Callable[..., np.ndarray]] = {
     ),
 }
 
-_BY_JAX = ("gather", "iota", "slice", "transpose", "rev", "sort", "cumsum", "div", "clamp", "dynamic_slice")
+_BY_JAX = {
+    *("gather", "slice", "dynamic_slice", "split", "unstack", "stack", "tile", "transpose", "rev"),
+    *("iota", "sort", "cumsum", "div", "clamp"),
+}
 """What else may happen to them, and has no side effect: JAX computes it at once."""
 
 
