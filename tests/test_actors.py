@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,8 @@ import lehr
 from lehr import checkpoint
 from lehr.actors import ActorRunner, Blueprint, Pool
 from lehr.actors import pool as pool_module
-from lehr.actors.links import LINKS, ProcessLink
+from lehr.actors import worker as worker_module
+from lehr.actors.links import LINKS, ProcessLink, _serve
 from lehr.actors.worker import ActorLost, Arrival, Weights, Worker
 from lehr.envs.host import EnvironmentFailed
 from lehr.errors import InputError
@@ -53,8 +55,8 @@ def train(tmp_path):
 class FakeLink:
     """An actor whose rollouts are their weights' updates; `script` says what happens to each life, or to one's."""
 
-    script: dict[object, list[Exception | None]] = {}  # noqa: RUF012
-    made: list[Blueprint] = []  # noqa: RUF012
+    script: ClassVar[dict[object, list[Exception | None]]] = {}
+    made: ClassVar[list[Blueprint]] = []
 
     def __init__(self, blueprint):
         self.blueprint, self.closed = blueprint, False
@@ -249,6 +251,32 @@ def test_an_environment_that_cannot_be_sent_to_a_process_is_explained():
     env = SimpleNamespace(name="gym:Mine-v0", make=lambda: None)
     with pytest.raises(EnvironmentFailed, match=r"gym:Mine-v0 cannot be sent to a process of its own .* set actors to"):
         ProcessLink(Blueprint(env, "impala", None, None, 0))
+
+
+def test_what_cannot_be_sent_by_a_process_is_told_under_its_name(monkeypatch):
+    sent, asked = [], [weights(0), None]
+
+    def send(answer):
+        if not isinstance(answer, Exception):
+            raise TypeError("cannot pickle it")
+        sent.append(str(answer))
+
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(Worker, "collect", lambda self, weights: Arrival(0, (), 0.0))
+    _serve(SimpleNamespace(recv=lambda: asked.pop(0), send=send), Blueprint(None, "impala", None, None, 0))
+    assert sent == ["TypeError: cannot pickle it"]
+
+
+def test_the_time_of_a_rollout_is_that_of_acting_alone(plan, monkeypatch):
+    happened, begin, clock = [], Worker._begin, time.perf_counter
+    monkeypatch.setattr(Worker, "_begin", lambda self: (happened.append("begun"), begin(self)))
+    watch = SimpleNamespace(perf_counter=lambda: (happened.append("clock"), clock())[1])
+    monkeypatch.setattr(worker_module, "time", watch)
+    worker = Worker(blueprint_of(plan))
+    packed = np.asarray(ravel_pytree(plan.state.learner.params)[0])
+    assert worker.collect(Weights(0, packed, ())).seconds > 0
+    worker.close()
+    assert happened == ["begun", "clock", "clock"]
 
 
 def test_a_script_that_a_process_runs_again_does_not_train_again(monkeypatch):

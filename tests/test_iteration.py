@@ -68,8 +68,11 @@ class Clockwork(Environment):
         return state, Timestep(10 * state[None], jnp.float32(1), state >= 3, jnp.bool(False), {})
 
 
+DEFAULTS = Settings()
+
+
 @cache
-def adder(settings=Settings()):  # noqa: B008
+def adder(settings=DEFAULTS):
     env = prepare(Clockwork())
     network, params = actor_critic(env.observation_space, env.action_space, NETWORK, jax.random.key(0))
     program = Program(env, Adder(settings, network))
@@ -81,7 +84,7 @@ def coefficients(learning_rate=0.5, value_coef=1.0, total=160):
     return bundle({name: schedule(value).bind(total) for name, value in given.items()})
 
 
-def started(given=None, settings=Settings()):  # noqa: B008
+def started(given=None, settings=DEFAULTS):
     program, params, step = adder(settings)
     given = given or coefficients()
     return given, initial_state(program, given, params, jax.random.key(7)), step

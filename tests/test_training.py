@@ -263,8 +263,11 @@ def test_loading_gives_what_training_gave(watched):
 
 def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(train):
     one, same, other = (train(name=f"{number}", seed=number // 2) for number in range(3))
-    drop = lambda rows: [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]  # noqa: E731
-    assert drop(rows_of(one.run_dir)) == drop(rows_of(same.run_dir))
+    timeless, also = (
+        [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows_of(run.run_dir)]
+        for run in (one, same)
+    )
+    assert timeless == also
     assert rows_of(one.run_dir)[0]["loss/total"] != rows_of(other.run_dir)[0]["loss/total"]
 
 

@@ -108,7 +108,7 @@ def optimiser(name: str, options: dict[str, Any] | None = None) -> Optimiser:
 
 
 def _transformation(name: str, options: dict[str, Any]) -> optax.GradientTransformation:
-    factory = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+    factory: Any = getattr(optax, name, None) or getattr(optax.contrib, name, None)
     parameters = inspect.signature(factory).parameters if callable(factory) else {}
     if "learning_rate" not in parameters:
         raise InputError(f"There is no optimiser {name!r}; {closest(name, sorted({*ELEMENTWISE, 'muon'}))}")
@@ -119,7 +119,7 @@ def _transformation(name: str, options: dict[str, Any]) -> optax.GradientTransfo
     chosen = {**DEFAULTS.get(name, {}), **options}
     if name == "muon":
         chosen.setdefault("muon_weight_dimension_numbers", _matrices)
-    return factory(learning_rate=1.0, **chosen)  # type: ignore[misc]
+    return factory(learning_rate=1.0, **chosen)
 
 
 def _matrices(params: PyTree) -> PyTree:

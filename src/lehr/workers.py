@@ -21,7 +21,8 @@ def make_env(
     if frame_stack > 1:
         env = FrameStack(env, frame_stack)
     # An attribute, which a vector environment can call by its name: a wrapper would cost time at every step.
-    env.replay = functools.partial(replay, env, index)  # type: ignore[attr-defined]
+    attributes: Any = env
+    attributes.replay = functools.partial(replay, env, index)
     return env
 
 

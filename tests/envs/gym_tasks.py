@@ -1,5 +1,7 @@
 """Small environments for Gymnasium, named `tests.envs.gym_tasks:NAME`."""
 
+from typing import ClassVar
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -64,7 +66,7 @@ class Mixed(gymnasium.Env):
 class Picture(gymnasium.Env):
     """A small picture with a bright half; the action that names the half is right. One step each."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 30}
     observation_space = Box(0, 255, (16, 16, 3), np.uint8)
     action_space = Discrete(2)
 
@@ -132,7 +134,7 @@ class Faulty(gymnasium.Env):
 class WrongBatch(gymnasium.vector.VectorEnv):
     """A vector environment whose observations have another shape or dtype than it says."""
 
-    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}  # noqa: RUF012
+    metadata: ClassVar = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
 
     def __init__(self, fault, num_envs=4):
         self.fault, self.num_envs = fault, num_envs

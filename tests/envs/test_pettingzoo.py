@@ -3,6 +3,7 @@
 import logging
 import sys
 from types import ModuleType
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ class Crowd(ParallelEnv):
     One that drifts too far is terminated, and all that are left are truncated after `max_cycles` steps.
     """
 
-    metadata = {"name": "crowd"}  # noqa: RUF012
+    metadata: ClassVar = {"name": "crowd"}
     possible_agents = ("ann", "bob", "eve")
 
     def __init__(self, max_cycles=9, discrete=False, render_mode=None):

@@ -28,8 +28,15 @@ ARCHITECTURES = {
 EVERY_ARCHITECTURE = pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
 
 
-def make(config=NetworkConfig(**SMALL), observation=VECTOR, action=Discrete(2), seed=0):  # noqa: B008
+TWIN, TWO = NetworkConfig(**SMALL), Discrete(2)
+
+
+def make(config=TWIN, observation=VECTOR, action=TWO, seed=0):
     return actor_critic(observation, action, config, jax.random.key(seed))
+
+
+def stacked(trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def observations(space, *batch):
@@ -65,8 +72,7 @@ def test_step_act_and_value_agree_and_unroll_equals_a_loop_of_steps(config):
             carry, policy, value = network.step(params, carry, obs[t], reset[t])
             policies.append((policy, alone))
             values.append((value, value_alone))
-        stack = lambda *xs: jnp.stack(xs)  # noqa: E731
-        return carry, jax.tree.map(stack, *policies), jax.tree.map(stack, *values)
+        return carry, stacked(policies), stacked(values)
 
     carry, (policy, alone), (value, value_alone) = loop(params)
     assert_close(policy, alone)

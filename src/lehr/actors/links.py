@@ -92,7 +92,7 @@ def _serve(connection: Connection, blueprint: Blueprint) -> None:
             except OSError:
                 raise
             except Exception as error:  # what was made cannot be sent
-                connection.send(ActorLost(f"{type(error).__name__}: {error}"))
+                connection.send(ActorLost.by(error))
 
 
 class RayLink:
@@ -110,7 +110,7 @@ class RayLink:
             cause = error.cause
             if isinstance(cause, (EnvironmentFailed, ActorLost)):
                 raise type(cause)(str(cause)) from None
-            raise ActorLost(f"{type(cause).__name__}: {cause}") from None
+            raise ActorLost.by(cause) from None
         except self.ray.exceptions.RayError as error:
             raise ActorLost(type(error).__name__) from error
 

@@ -41,6 +41,11 @@ class Arrival(NamedTuple):
 class ActorLost(RuntimeError):
     """An actor is no more."""
 
+    @classmethod
+    def by(cls, error: BaseException) -> "ActorLost":
+        """For something that went wrong in it, under its name: it may come from another process."""
+        return cls(f"{type(error).__name__}: {error}")
+
 
 @dataclass(frozen=True)
 class Blueprint:
@@ -75,7 +80,7 @@ class Worker:
         except EnvironmentFailed:
             raise
         except Exception as error:
-            raise ActorLost(f"{type(error).__name__}: {error}") from error
+            raise ActorLost.by(error) from error
 
     def close(self) -> None:
         """End the environments."""

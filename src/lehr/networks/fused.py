@@ -20,6 +20,7 @@ The first derivative in reverse mode is all there is: `jax.jvp`, `jax.linearize`
 """
 
 import functools
+import importlib
 import itertools
 import math
 import os
@@ -35,11 +36,12 @@ from jax.custom_derivatives import SymbolicZero
 
 from lehr.errors import InputError, closest
 
+pl: Any
+triton: Any
 try:
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
+    pl, triton = map(importlib.import_module, ("jax.experimental.pallas", "jax.experimental.pallas.triton"))
 except ImportError:  # a JAX without this backend, which later versions mean to drop: plain JAX it is
-    pl = triton = None  # type: ignore[assignment]
+    pl = triton = None
 
 Layer: TypeAlias = tuple[jax.Array, jax.Array]
 """A kernel `[i, o]` and a bias `[o]`; for N networks `[N, i, o]` and `[N, o]`."""

@@ -111,18 +111,10 @@ def train(
     theirs.check()
     # --- what was asked for
     _check(num_envs, batch_size * num_minibatches, vision, action_repeat, wrap_env, episode_length)
-    if use_distributional_critic and clipping_epsilon_value is None:
-        raise InputError(
-            "use_distributional_critic is on and clipping_epsilon_value is None, which the quantile Huber loss needs; "
-            "set it, to 1.0 for example."
-        )
-    adaptive = _adaptive(
-        learning_rate,
-        learning_rate_schedule,
-        desired_kl,
-        learning_rate_schedule_min_lr,
-        learning_rate_schedule_max_lr,
-    )
+    loss = LossSettings(normalize_advantage, clipping_epsilon_value, use_distributional_critic)
+    _check_loss(loss)
+    limits = learning_rate_schedule_min_lr, learning_rate_schedule_max_lr
+    adaptive = _adaptive(learning_rate, learning_rate_schedule, desired_kl, *limits)
     given = {
         "learning_rate": learning_rate,
         "entropy_cost": annealed(entropy_cost, entropy_cost_end, entropy_schedule),
@@ -177,7 +169,7 @@ def train(
             environments=environments,
             network=network,
             make_policy=make_policy,
-            loss=LossSettings(normalize_advantage, clipping_epsilon_value, use_distributional_critic),
+            loss=loss,
             num_envs=num_envs,
             unroll_length=unroll_length,
             unrolls=batch_size * num_minibatches // num_envs,
@@ -219,13 +211,10 @@ def train(
         # --- evaluation and files
         evaluator, save = None, None
         if run_evals:
+            evaluated = wrap(eval_env or environment, num_eval_envs, eval_key)
+            act = functools.partial(make_policy, deterministic=deterministic_eval)
             evaluator = theirs.acting.Evaluator(
-                wrap(eval_env or environment, num_eval_envs, eval_key),
-                functools.partial(make_policy, deterministic=deterministic_eval),
-                num_eval_envs=num_eval_envs,
-                episode_length=episode_length,
-                action_repeat=action_repeat,
-                key=eval_key,
+                evaluated, act, num_eval_envs, episode_length, action_repeat, key=eval_key
             )
         if save_checkpoint_path is not None:
             config = saving.network_config(obs_shape, env.action_size, normalize_observations, network_factory)
@@ -261,6 +250,14 @@ def _check(
         )
     if wrap_env and episode_length is None:
         raise InputError("episode_length is None; say how many steps an episode may take.")
+
+
+def _check_loss(settings: LossSettings) -> None:
+    if settings.use_distributional_critic and settings.clipping_epsilon_value is None:
+        raise InputError(
+            "use_distributional_critic is on and clipping_epsilon_value is None, which the quantile Huber loss needs; "
+            "set it, to 1.0 for example."
+        )
 
 
 def _wrapped(
