@@ -3,6 +3,7 @@
     python bench/brax_ppo.py              inverted_pendulum on a CPU, five seeds
     python bench/brax_ppo.py --gpu        ant with the configuration that Brax publishes for it, 50 million steps
     python bench/brax_ppo.py --gpu --num-timesteps 20000000
+    python bench/brax_ppo.py --gpu --seeds 2 --first-seed 3
 
 Both have the same arguments and the same seeds. Newer versions of JAX lack a function that Brax's training calls; it is
 put back here. The rate is that of training alone, the median over the epochs after the second: by then all is compiled.
@@ -90,10 +91,10 @@ def measure(train: Callable[..., Any], name: str, backend: str, options: dict[st
     return {"steps/s": statistics.median(rates[3:]), "seconds": round(seconds, 1), "rewards": rewards, "rates": rates}
 
 
-def compare(name: str, backend: str, options: dict[str, Any], seeds: int) -> None:
+def compare(name: str, backend: str, options: dict[str, Any], seeds: range) -> None:
     both = {"brax": brax_train(), "lehr": importlib.import_module("lehr.compat.brax").train}
     rates: dict[str, list[float]] = {which: [] for which in both}
-    for seed in range(seeds):
+    for seed in seeds:
         for which, train in both.items():
             found = measure(train, name, backend, options, seed)
             rates[which].append(found["steps/s"])
@@ -109,10 +110,13 @@ if __name__ == "__main__":
     parser.add_argument("--gpu", action="store_true", help="ant, for one large GPU")
     parser.add_argument("--num-timesteps", type=int, help="another budget")
     parser.add_argument("--seeds", type=int, help="another number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="where the seeds begin")
     arguments = parser.parse_args()
     budget = {"num_timesteps": arguments.num_timesteps} if arguments.num_timesteps else {}
+    count = arguments.seeds or (1 if arguments.gpu else 5)
+    seeds = range(arguments.first_seed, arguments.first_seed + count)
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}")
     if arguments.gpu:
-        compare("ant", "spring", ANT | budget, arguments.seeds or 1)
+        compare("ant", "spring", ANT | budget, seeds)
     else:
-        compare("inverted_pendulum", "spring", PENDULUM | budget, arguments.seeds or 5)
+        compare("inverted_pendulum", "spring", PENDULUM | budget, seeds)
