@@ -61,13 +61,19 @@ def test_stable_baselines3(tmp_path):
     run("Stable-Baselines3", {"place": tmp_path})
 
 
-def test_a_pytorch_loop_and_cleanrl():
-    """With what a reader has: an optimiser, a loss, and the arguments of CleanRL's ppo.py."""
+def test_a_pytorch_loop():
+    """With what a reader has: an optimiser and a loss."""
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
-    names = run("A PyTorch loop", {"policy_loss": 0.0, "entropy": 1.0, "optimizer": optimizer})
+    run("A PyTorch loop", {"policy_loss": 0.0, "entropy": 1.0, "optimizer": optimizer})
+
+
+def test_cleanrl():
+    """With what a reader has: an optimiser and the arguments of CleanRL's ppo.py."""
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
     args = SimpleNamespace(total_timesteps=4096, num_iterations=8, batch_size=512, ent_coef=0.01, clip_coef=0.2)
-    names = run("CleanRL", names | {"args": args, "global_step": 0})
+    names = run("CleanRL", {"args": args, "global_step": 0, "optimizer": optimizer})
     assert args.ent_coef == lehr.schedule("0.02 -> 0.001 cosine", 4096)(7 * 512)
+    assert optimizer.param_groups[0]["lr"] == lehr.schedule("2.5e-4 -> 0", 4096)(7 * 512)
     assert names["global_step"] == 4096
 
 
@@ -105,7 +111,7 @@ def test_rllib():
         def callbacks(self, **functions):
             return Config(**functions)
 
-    names = run("RLlib", {"lehr": lehr, "config": Config()})
+    names = run("RLlib", {"config": Config()})
     algorithm = Algorithm(names["config"])
     for _ in range(4):
         algorithm.train()
@@ -138,6 +144,20 @@ def test_our_names_and_defaults(title):
     defaults = OURS | {field.name: field.default for field in fields(algorithms.find("ppo").Config)}
     for _, _, name, shown in rows(title):
         assert shown == written(defaults[name]), name
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_what_is_said_to_be_here_is_here(title):
+    """In the tables of what is there and here, each name that is set or named as an algorithm's."""
+    known = OURS.keys() | {"from_run"}
+    for name in algorithms.names():
+        known |= {field.name for field in fields(algorithms.find(name).Config)}
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", section(MIGRATION, title), re.M)
+    assert cells or "PureJaxRL" in title
+    for cell in cells:
+        named = re.findall(r"(\w+)=", re.sub(r'="[^"]*"', "=", cell))
+        assert set(named) <= known, cell
+        assert set(re.findall(r'train\("(\w+)"', cell)) <= set(algorithms.names()), cell
 
 
 def check_theirs(title, defaults):

@@ -242,6 +242,17 @@ def test_it_lives_with_other_callbacks_and_with_schedules_of_sb3():
     assert [rate for (rate,), _, _ in model.seen] == pytest.approx([1e-3 * share for share in left])
     assert model.rows.column("train/clip_range") == pytest.approx([0.1 + 0.2 * share for share in left[:3]])
     assert model.rows.column("eval/mean_reward")
+    # An evaluation amid a rollout writes a row of its own; the values are in that of the rollout.
+    assert [row["time/total_timesteps"] for row in model.rows.rows if "schedule/ent_coef" in row] == [32, 64, 96, 128]
+
+
+@pytest.mark.parametrize(("own", "followed"), [(0.99, True), (0.9, False)])
+def test_rewards_are_normalised_with_the_discount_where_they_were(own, followed):
+    normalised = theirs("stable_baselines3.common.vec_env").VecNormalize(environment(), gamma=own)
+    model = watched(sb3.PPO("MlpPolicy", normalised, n_steps=STEPS, batch_size=ROLLOUT, n_epochs=1, device="cpu"))
+    learn(model, ScheduleCallback(gamma="0.9 -> 0.98"))
+    assert model.gamma == by_hand("0.9 -> 0.98")[-1]
+    assert normalised.gamma == (model.gamma if followed else own)
 
 
 def test_a_callback_can_be_used_again():
@@ -309,8 +320,10 @@ def test_a_file_of_the_model_holds_nothing_of_lehrs(tmp_path):
         ({"ent_coef": 0.1, "entropy_coef": 0.2}, "ent_coef is given twice, as ent_coef and entropy_coef"),
         ({"ent_coef": "0.1 ->"}, "the value after the arrow is missing"),
         ({"learning_rate": "adaptive_kl(3e-4)"}, "learning_rate is 'adaptive_kl(value=0.0003)', which reacts"),
+        ({"ent_coef": 0.1, "total_timesteps": "1M"}, "total_timesteps is '1M'; it must be a number of env steps"),
+        ({"ent_coef": 0.1, "total_timesteps": 0}, "total_timesteps is 0; the budget must be finite and above 0"),
     ],
-    ids=["none", "unknown", "not theirs", "twice", "text", "controller"],
+    ids=["none", "unknown", "not theirs", "twice", "text", "controller", "budget", "no budget"],
 )
 def test_a_mistake_in_what_is_given(given, sentence):
     with pytest.raises(lehr.InputError) as raised:
@@ -326,6 +339,14 @@ def test_a_schedule_of_theirs_belongs_to_the_model():
         ScheduleCallback(learning_rate=schedule_class(1e-3, 0.0, 1.0))
 
 
+def test_a_function_of_theirs_belongs_to_the_model():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = theirs("stable_baselines3.common.utils").get_linear_fn(1e-3, 0.0, 1.0)
+    with pytest.raises(lehr.InputError, match="a function of the training that is left"):
+        ScheduleCallback(learning_rate=made)
+
+
 @pytest.mark.parametrize(
     ("kind", "given", "sentence"),
     [
@@ -335,6 +356,16 @@ def test_a_schedule_of_theirs_belongs_to_the_model():
         ("PPO", {"gamma": "0.9 -> 1.1"}, "gamma is '0.9 -> 1.1 over 128', which reaches 1.1; it must stay in [0, 1]"),
         ("PPO", {"ent_coef": lambda step: 64 - step}, "which reaches -64"),
         ("PPO", {"clip_coef": "0.2 -> 0"}, "clip_coef is '0.2 -> 0 over 128', which reaches 0"),
+        (
+            "PPO",
+            {"clip_coef": lambda left: 0.1 + 0.2 * left},
+            "reaches 25.7: here a function is one of env steps, not of",
+        ),
+        (
+            "A2C",
+            {"lr": lambda left: 0.03 * left},
+            "reaches 3.84: here a function is one of env steps, not of the training",
+        ),
     ],
 )
 def test_a_mistake_is_found_before_training(kind, given, sentence):
@@ -345,10 +376,19 @@ def test_a_mistake_is_found_before_training(kind, given, sentence):
     assert model.num_timesteps == 0
 
 
-def test_off_policy_algorithms_and_nested_callbacks_are_refused():
+def test_algorithms_without_rollouts_are_refused():
     model = sb3.DQN("MlpPolicy", environment(), buffer_size=100, device="cpu")
-    with pytest.raises(lehr.InputError, match="given to DQN, which learns off-policy"):
+    with pytest.raises(lehr.InputError, match="given to DQN, which is not one of the on-policy algorithms"):
         model.learn(10, callback=ScheduleCallback(gamma=0.9))
-    nested = callbacks.EveryNTimesteps(10, ScheduleCallback(gamma=0.9))
+
+
+def test_nested_it_says_where_it_belongs_and_there_it_works():
+    callback = ScheduleCallback(ent_coef=ENTROPY)
     with pytest.raises(lehr.InputError, match="stands inside EveryNTimesteps"):
-        learn(model_of(), nested)
+        learn(model_of(), callbacks.EveryNTimesteps(10, callback))
+    on_best = callbacks.EvalCallback(environment(), callback, eval_freq=STEPS, n_eval_episodes=1, verbose=0, warn=False)
+    with pytest.raises(lehr.InputError, match="stands inside EvalCallback"):
+        learn(model_of(), on_best)
+    model = model_of()
+    learn(model, callback)
+    assert model.rows.column("schedule/ent_coef") == by_hand(ENTROPY)

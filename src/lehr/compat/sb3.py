@@ -4,8 +4,9 @@
     model.learn(100_000, callback=ScheduleCallback(ent_coef="0.01 -> 0.001 cosine", learning_rate="3e-4 -> 0"))
 
 How SB3 reads a coefficient decides how it is set. Most are plain attributes of the model. The discount and lambda are
-in its rollout buffer too. The learning rate and the clip ranges are functions of the training that is left, which
-`train()` calls: there, SB3's own constant function takes their place, so a saved model needs nothing of Lehr's to load.
+in its rollout buffer too, the discount in `VecNormalize`. The learning rate and the clip ranges are functions of the
+training that is left, which `train()` calls: there, SB3's own constant function takes their place, so a saved model
+needs nothing of Lehr's to load.
 """
 
 import importlib
@@ -15,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from lehr.errors import InputError, closest
-from lehr.schedules import COEFFICIENTS, Coefficient, Controller, coefficient, schedule
+from lehr.schedules import COEFFICIENTS, Coefficient, Controller, FunctionSchedule, coefficient, schedule
+from lehr.schedules.phases import check_total
 
 _Base: Any = object
 _missing: ImportError | None = None
@@ -43,6 +45,8 @@ ATTRIBUTES: Mapping[str, str] = {
 }
 """Lehr's names, and SB3's."""
 _FUNCTIONS = ("clip_range", "clip_range_vf")
+_SMALL = ("learning_rate", *_FUNCTIONS)
+"""What SB3 takes functions for; none of them is ever meant to be above 1."""
 _IN_THE_BUFFER = ("gamma", "gae_lambda")
 _UNUSED_BY = {"TRPO": ("ent_coef", "vf_coef", "max_grad_norm")}
 """What an algorithm has from its parent class and never reads."""
@@ -69,7 +73,7 @@ class ScheduleCallback(_Base):
         super().__init__(verbose)
         if not coefficients:
             raise InputError("ScheduleCallback was given no coefficient; name at least one, ent_coef='0.01 -> 0'.")
-        self.total_timesteps = total_timesteps
+        self.total_timesteps = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
         self._given: dict[str, tuple[Coefficient, Any]] = {}
         for name, spec in coefficients.items():
             entry = _find(name)
@@ -83,25 +87,41 @@ class ScheduleCallback(_Base):
         """The schedules by SB3's names, bound to the budget; filled when training starts."""
         self.values: dict[str, float] = {}
         """The values applied now, by SB3's names."""
+        self._normaliser: Any = None
 
     def _on_training_start(self) -> None:
-        _check_model(self.model, list(self._given), self.parent)
+        # Once put into another callback it keeps its parent, which runs it only if both are in the same training.
+        if self.parent is not None and self.parent.locals is self.locals:
+            raise _unheard(self.parent)
+        _check_model(self.model, list(self._given))
         # Where training goes on (reset_num_timesteps=False) SB3 has added the steps so far to it.
         budget = self.model._total_timesteps if self.total_timesteps is None else self.total_timesteps
         bound = {attribute: made.bind(budget) for attribute, (_, made) in self._given.items()}
         for attribute, (entry, _) in self._given.items():
             entry.check(bound[attribute])
+            if attribute in _SMALL:
+                _check_clock(entry.name, bound[attribute])
         self.schedules = bound
+        found = self.model.get_vec_normalize_env() if "gamma" in bound else None
+        self._normaliser = found if found is not None and found.gamma == self.model.gamma else None
 
     def _on_rollout_start(self) -> None:
         for attribute, bound in self.schedules.items():
             value = float(bound(self.model.num_timesteps))
             _apply(self.model, attribute, value)
             self.values[attribute] = value
-            self.logger.record(f"schedule/{attribute}", value)
+        if self._normaliser is not None:
+            self._normaliser.gamma = self.values["gamma"]
 
     def _on_step(self) -> bool:
+        if not self.schedules:  # no training has begun for it
+            raise _unheard(self.parent)
         return True
+
+    def _on_rollout_end(self) -> None:
+        # Now, so that the values stand in the row of their rollout: an evaluation amid it writes a row of its own.
+        for attribute, value in self.values.items():
+            self.logger.record(f"schedule/{attribute}", value)
 
 
 def _find(name: str) -> Coefficient:
@@ -114,7 +134,7 @@ def _find(name: str) -> Coefficient:
 
 def _clocked(name: str, spec: Any) -> Any:
     """The schedule of a spec, if it follows the clock alone."""
-    if type(spec).__module__ == _utils.__name__:
+    if _utils.__name__ in (type(spec).__module__, getattr(spec, "__module__", None)):
         raise InputError(
             f"{name} is {spec!r}, a function of the training that is left, but here a function is one of env steps; "
             "give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
@@ -128,18 +148,29 @@ def _clocked(name: str, spec: Any) -> Any:
     return made
 
 
-def _check_model(model: Any, attributes: list[str], parent: Any) -> None:
-    """Raise if the model would not use one of the attributes, or never ask the callback."""
+def _check_clock(name: str, bound: Any) -> None:
+    """Raise for a function that is one of the training that is left: called with env steps, it runs away."""
+    if isinstance(bound, FunctionSchedule) and bound.bounds()[1] > 1 >= bound(1):
+        raise InputError(
+            f"{name} is '{bound}', which reaches {bound.bounds()[1]:g}: here a function is one of env steps, not of "
+            "the training that is left; give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
+        )
+
+
+def _unheard(parent: Any) -> InputError:
+    return InputError(
+        f"ScheduleCallback stands inside {type(parent).__name__}, which does not tell it when a rollout starts; give "
+        "it to learn, alone or in a list with the others."
+    )
+
+
+def _check_model(model: Any, attributes: list[str]) -> None:
+    """Raise if the model would not use one of the attributes."""
     kind = type(model).__name__
     if not isinstance(model, _on_policy.OnPolicyAlgorithm):
         raise InputError(
-            f"ScheduleCallback was given to {kind}, which learns off-policy; it sets the coefficients of PPO, A2C, "
-            "TRPO, RecurrentPPO and MaskablePPO."
-        )
-    if parent is not None:
-        raise InputError(
-            f"ScheduleCallback stands inside {type(parent).__name__}, which does not tell it when a rollout starts; "
-            "give it to learn, alone or in a list with the others."
+            f"ScheduleCallback was given to {kind}, which is not one of the on-policy algorithms; it sets the "
+            "coefficients of PPO, A2C, TRPO, RecurrentPPO and MaskablePPO."
         )
     unused = {name for base in type(model).__mro__ for name in _UNUSED_BY.get(base.__name__, ())}
     usable = [name for name in ATTRIBUTES.values() if hasattr(model, name) and name not in unused]

@@ -98,12 +98,12 @@ class Phase(NamedTuple):
         return self.shape != "constant"
 
 
-def check_total(total_steps: float) -> float:
-    """The budget as a float, or an error."""
+def check_total(total_steps: float, name: str = "total_steps") -> float:
+    """The budget as a float, or an error that calls it by its name."""
     if isinstance(total_steps, bool) or not isinstance(total_steps, int | float | np.number):
-        raise InputError(f"total_steps is {total_steps!r}; it must be a number of env steps, above 0.")
+        raise InputError(f"{name} is {total_steps!r}; it must be a number of env steps, above 0.")
     if not 0 < total_steps < math.inf:
-        raise InputError(f"total_steps is {total_steps:g}; the budget must be finite and above 0.")
+        raise InputError(f"{name} is {total_steps:g}; the budget must be finite and above 0.")
     return float(total_steps)
 
 
