@@ -66,7 +66,7 @@ _TABLE = (
     ),
     Coefficient(
         "value_clip_range",
-        ("clip_range_vf", "vf_clip_coef", "vf_clip_param"),
+        ("clip_range_vf", "vf_clip_coef", "clipping_epsilon_value"),
         "how far a value may leave the one of the rollout",
         open_least=True,
     ),
