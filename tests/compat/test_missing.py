@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def test_stable_baselines3_is_missed_in_one_sentence():
     code = (
@@ -13,3 +15,18 @@ def test_stable_baselines3_is_missed_in_one_sentence():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip().endswith("not installed: pip install 'lehr[sb3]'.")
+
+
+@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "does not import")])
+def test_rllib_is_missed_in_one_sentence(missing, said):
+    if missing != "ray":
+        pytest.importorskip("ray")
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from lehr.compat.rllib import schedules\n"
+        "try: schedules(lr=0.1)\n"
+        "except ValueError as error: print(error)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said in shown
+    assert "pip install 'lehr[rllib]'" in shown

@@ -77,47 +77,12 @@ def test_cleanrl():
     assert names["global_step"] == 4096
 
 
-class Learners:
-    """What RLlib's `LearnerGroup` does with a function: it calls it with every learner."""
-
-    def __init__(self):
-        self.learners = [SimpleNamespace(config=SimpleNamespace(clip_param=0.3, gamma=0.99)) for _ in range(2)]
-
-    def foreach_learner(self, func, **more):
-        return [func(learner, **more) for learner in self.learners]
-
-
-class Algorithm:
-    """RLlib's loop in small: the callbacks, the count of steps, the learners that read their config in an update."""
-
-    def __init__(self, config):
-        self.config, self.steps, self.used = config, None, []
-        self.metrics = SimpleNamespace(peek=self.peek)
-        self.learner_group = Learners()
-        self.config.on_algorithm_init(algorithm=self, metrics_logger=None)
-
-    def peek(self, key, default):
-        assert key == ("env_runners", "num_env_steps_sampled_lifetime")
-        return default if self.steps is None else self.steps
-
-    def train(self):
-        self.steps = (self.steps or 0) + 100_000
-        self.used += [learner.config.clip_param for learner in self.learner_group.learners]
-        self.config.on_train_result(algorithm=self, metrics_logger=None, result={})
-
-
-def test_rllib():
-    class Config(SimpleNamespace):
-        def callbacks(self, **functions):
-            return Config(**functions)
-
-    names = run("RLlib", {"config": Config()})
-    algorithm = Algorithm(names["config"])
-    for _ in range(4):
-        algorithm.train()
-    clip = lehr.schedule("0.3 -> 0.1", 400_000)
-    assert algorithm.used == [clip(step) for step in (0, 100_000, 200_000, 300_000) for _ in range(2)]
-    assert algorithm.learner_group.learners[0].config.gamma == 0.99
+@pytest.mark.usefixtures("cluster")
+def test_rllib(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what others deprecate
+        theirs("torch").set_num_threads(1)
+        run("RLlib", {"place": tmp_path})
 
 
 # Migration: the names and the defaults -----------------------------------------------------------------------------

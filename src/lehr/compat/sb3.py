@@ -12,11 +12,11 @@ needs nothing of Lehr's to load.
 import importlib
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from lehr.compat.coefficients import clocked, collect
 from lehr.errors import InputError, closest
-from lehr.schedules import COEFFICIENTS, Coefficient, Controller, FunctionSchedule, coefficient, schedule
+from lehr.schedules import FunctionSchedule
 from lehr.schedules.phases import check_total
 
 _Base: Any = object
@@ -71,18 +71,9 @@ class ScheduleCallback(_Base):
         if _missing is not None:
             raise _cannot_import(_missing)
         super().__init__(verbose)
-        if not coefficients:
-            raise InputError("ScheduleCallback was given no coefficient; name at least one, ent_coef='0.01 -> 0'.")
+        given = collect(coefficients, ATTRIBUTES, speaker="ScheduleCallback", example="ent_coef")
         self.total_timesteps = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
-        self._given: dict[str, tuple[Coefficient, Any]] = {}
-        for name, spec in coefficients.items():
-            entry = _find(name)
-            attribute = ATTRIBUTES[entry.name]
-            if attribute in self._given:
-                raise InputError(
-                    f"{attribute} is given twice, as {self._given[attribute][0].name} and {name}; remove one."
-                )
-            self._given[attribute] = replace(entry, name=name), _clocked(name, spec)
+        self._given = {attribute: (entry, _clocked(entry.name, spec)) for attribute, (entry, spec) in given.items()}
         self.schedules: dict[str, Any] = {}
         """The schedules by SB3's names, bound to the budget; filled when training starts."""
         self.values: dict[str, float] = {}
@@ -124,14 +115,6 @@ class ScheduleCallback(_Base):
             self.logger.record(f"schedule/{attribute}", value)
 
 
-def _find(name: str) -> Coefficient:
-    """The coefficient of a name, if SB3 has such a thing."""
-    offered = [known for own in ATTRIBUTES for known in (own, *COEFFICIENTS[own].aliases)]
-    if name not in offered:
-        raise InputError(f"ScheduleCallback knows no coefficient {name!r}; {closest(name, offered)}")
-    return coefficient(name)
-
-
 def _clocked(name: str, spec: Any) -> Any:
     """The schedule of a spec, if it follows the clock alone."""
     if _utils.__name__ in (type(spec).__module__, getattr(spec, "__module__", None)):
@@ -139,13 +122,7 @@ def _clocked(name: str, spec: Any) -> Any:
             f"{name} is {spec!r}, a function of the training that is left, but here a function is one of env steps; "
             "give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
         )
-    made = schedule(spec)
-    if isinstance(made, Controller):
-        raise InputError(
-            f"{name} is '{made}', which reacts to what is measured and has a state that a file of SB3's has no place "
-            "for; give a schedule, '3e-4 -> 0' for example."
-        )
-    return made
+    return clocked(name, spec, "a file of SB3's")
 
 
 def _check_clock(name: str, bound: Any) -> None:

@@ -1,0 +1,219 @@
+"""Schedules for RLlib's PPO, on its new API stack: a callback that sets coefficients before every rollout.
+
+    config = PPOConfig().environment("CartPole-v1").callbacks(
+        schedules(total_timesteps=400_000, entropy_coeff="0.01 -> 0.001 cosine", lr="3e-4 -> 0")
+    )
+
+How RLlib reads a coefficient decides how it is set. Most are read from the learners' config at every update. The
+learning rate and the entropy coefficient are in objects that the learners ask, where constant ones take their place;
+the weight of the divergence is a variable; the discount and lambda are in the piece that computes the advantages.
+"""
+
+import importlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from lehr.compat.coefficients import clocked, collect
+from lehr.errors import InputError
+from lehr.schedules import COEFFICIENTS, Coefficient, FunctionSchedule
+from lehr.schedules.phases import check_total
+
+_Base: Any = object
+_missing: ImportError | None = None
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
+        _Base = importlib.import_module("ray.rllib.callbacks.callbacks").RLlibCallback
+        _ppo = importlib.import_module("ray.rllib.algorithms.ppo")
+        _connectors = importlib.import_module("ray.rllib.connectors.learner")
+        _scheduler = importlib.import_module("ray.rllib.utils.schedules.scheduler")
+except ImportError as error:
+    _missing = error  # said when schedules are made: this file itself can be imported without the package
+
+NAMES: Mapping[str, str] = {
+    "learning_rate": "lr",
+    "entropy_coef": "entropy_coeff",
+    "value_coef": "vf_loss_coeff",
+    "clip_range": "clip_param",
+    "discount": "gamma",
+    "gae_lambda": "lambda_",
+    "max_grad_norm": "grad_clip",
+    "target_kl": "kl_target",
+    "kl_coef": "kl_coeff",
+}
+"""Lehr's names, and RLlib's."""
+VALUE_CLIP = Coefficient("vf_clip_param", (), "largest squared error of a value in the loss", open_least=True)
+"""RLlib's alone: it caps the error of a value, where others keep a value near that of the rollout."""
+_UNUSED_WITHOUT = {"use_kl_loss": ("kl_coeff", "kl_target"), "use_critic": ("vf_loss_coeff", "vf_clip_param")}
+_STEPS = ("env_runners", "num_env_steps_sampled_lifetime")
+
+
+class ScheduleCallback(_Base):
+    """Sets coefficients of PPO by schedules; `schedules` makes the class of it that an `AlgorithmConfig` takes.
+
+    The clock is Lehr's: env steps sampled before this update's rollout, in a restored algorithm too. A rollout and the
+    gradient steps on it share one value, and the first update has the start value. What is applied is in the results,
+    under `schedule`, by RLlib's names.
+    """
+
+    schedules: Mapping[str, Any] = {}
+    """The schedules by RLlib's names, bound to the budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if not self.schedules:
+            raise InputError("ScheduleCallback has no schedules; use what schedules(lr='3e-4 -> 0') returns.")
+        self.values: dict[str, float] = {}
+        """The values applied now, by RLlib's names."""
+
+    def on_algorithm_init(self, *, algorithm: Any, **_: Any) -> None:
+        """Check that the algorithm would use all of the coefficients, then set them before each of its rollouts."""
+        _check_algorithm(algorithm, self)
+        self._apply(algorithm)  # for what only the learners know
+        train = algorithm.training_step
+
+        # RLlib has no callback here: none runs between `from_checkpoint`, which restores the count of steps last, and
+        # the next update, nor between the updates of one iteration.
+        def scheduled() -> Any:
+            self._apply(algorithm)
+            for name, value in self.values.items():
+                algorithm.metrics.log_value(("schedule", name), value, reduce="item")
+            return train()
+
+        algorithm.training_step = scheduled
+
+    def _apply(self, algorithm: Any) -> None:
+        clock = algorithm.metrics.peek(_STEPS, default=0)
+        self.values = {name: float(bound(clock)) for name, bound in self.schedules.items()}
+        for answer in algorithm.learner_group.foreach_learner(_set, values=self.values):
+            if not answer.ok:
+                raise answer.get()
+            if answer.get() is not None:
+                raise InputError(answer.get())
+
+
+def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> type[ScheduleCallback]:
+    """Make the class of callbacks that sets these coefficients, for `AlgorithmConfig.callbacks`, alone or in a list.
+
+    Args:
+        total_timesteps: the env steps of the whole training, which shares of a schedule refer to.
+        coefficients: by RLlib's name or any of Lehr's, whatever `lehr.schedule` takes: a number, a text, a mapping, a
+            list of `[step, value]` pairs, a `Schedule`, a function of env steps.
+    """
+    if _missing is not None:
+        raise _cannot_import(_missing)
+    for name in coefficients:
+        if name in ("value_clip_range", *COEFFICIENTS["value_clip_range"].aliases):
+            raise InputError(
+                f"RLlib has no {name}, which keeps a value near that of the rollout; its {VALUE_CLIP.name} is the "
+                "largest squared error of a value, so give that if you mean it."
+            )
+    given = collect(coefficients, NAMES, [VALUE_CLIP], speaker="schedules", example="entropy_coeff")
+    if "kl_coeff" in given and "kl_target" in given:
+        raise InputError(
+            "kl_coeff and kl_target are both scheduled, but RLlib adapts kl_coeff to kl_target, so that one of them "
+            "would be without effect; remove one."
+        )
+    total = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
+    bound = {name: _bound(entry, spec, total) for name, (entry, spec) in given.items()}
+
+    class Scheduled(ScheduleCallback):
+        """Sets the coefficients that it was made for."""
+
+        schedules = bound
+
+    return Scheduled
+
+
+def _bound(entry: Coefficient, spec: Any, total: float | None) -> Any:
+    """The schedule of a spec in steps, within its range."""
+    made = clocked(entry.name, spec, "a checkpoint of RLlib's")
+    if total is not None:
+        made = made.bind(total)
+    elif not made.is_bound or isinstance(made, FunctionSchedule):
+        raise InputError(
+            f"{entry.name} is '{made}', which cannot be checked without the budget; give total_timesteps, the env "
+            "steps of the whole training."
+        )
+    entry.check(made)
+    return made
+
+
+def _check_algorithm(algorithm: Any, callback: ScheduleCallback) -> None:
+    """Raise if the algorithm would not use one of the coefficients, or if something else sets it."""
+    config, kind = algorithm.config, type(algorithm).__name__
+    if not isinstance(algorithm, _ppo.PPO):
+        raise InputError(
+            f"schedules was given to {kind}; it sets the coefficients of PPO, where an update follows each rollout."
+        )
+    if not (config.enable_rl_module_and_learner and config.enable_env_runner_and_connector_v2):
+        raise InputError(
+            f"schedules was given to {kind} on RLlib's old API stack, which has no learners to set coefficients in; "
+            "remove api_stack from the config, or turn both of its settings on."
+        )
+    for name in callback.schedules:
+        for switch, names in _UNUSED_WITHOUT.items():
+            if name in names and not getattr(config, switch):
+                raise InputError(f"{name} is scheduled, but with {switch}=False {kind} does not use it; remove one.")
+        for other in _others(algorithm, callback, name):
+            raise InputError(f"{name} is scheduled, and {other} sets it too; remove one.")
+
+
+def _others(algorithm: Any, callback: ScheduleCallback, name: str) -> list[str]:
+    """What else sets a coefficient."""
+    config = algorithm.config
+    found = []
+    if isinstance(getattr(config, name), list | tuple):
+        found.append(f"the config's own schedule {getattr(config, name)}")
+    if name == "lr" and config._torch_lr_scheduler_classes:
+        found.append("the config's _torch_lr_scheduler_classes")
+    for module, overrides in config.algorithm_config_overrides_per_module.items():
+        if name in overrides:
+            found.append(f"the config's override for the module {module!r}")
+    earlier = algorithm.callbacks[: algorithm.callbacks.index(callback)]
+    if any(isinstance(other, ScheduleCallback) and name in other.schedules for other in earlier):
+        found.append("another schedules(...) in the list of callbacks")
+    return found
+
+
+def _set(learner: Any, values: Mapping[str, float]) -> str | None:
+    """Put values where a learner reads them. What makes that impossible is returned: it may be on another machine."""
+    modules = list(learner.module.keys())
+    for config in (learner.config, *(learner.config.get_config_for_module(module) for module in modules)):
+        vars(config).update(values)  # whether it is frozen or not
+    if "lr" in values:
+        for name, optimizer in learner._named_optimizers.items():
+            if optimizer not in learner._optimizer_lr_schedules:
+                return f"lr is scheduled, but the optimiser {name} was registered without a learning rate; remove lr."
+            learner._optimizer_lr_schedules[optimizer] = _constant(learner, values["lr"])
+            learner._set_optimizer_lr(optimizer, lr=values["lr"])
+    for module in modules:
+        if "entropy_coeff" in values:
+            learner.entropy_coeff_schedulers_per_module[module] = _constant(learner, values["entropy_coeff"])
+        if "kl_coeff" in values:
+            learner.curr_kl_coeffs_per_module[module] = learner._get_tensor_variable(values["kl_coeff"])
+    for name in {"gamma", "lambda_"} & set(values):
+        pipeline = learner._learner_connector
+        pieces = [] if pipeline is None else pipeline.connectors
+        advantages = [piece for piece in pieces if isinstance(piece, _connectors.GeneralAdvantageEstimation)]
+        if not advantages:
+            return f"{name} is scheduled, but the learner has no GeneralAdvantageEstimation to set it in; remove it."
+        for piece in advantages:
+            setattr(piece, name, values[name])
+    return None
+
+
+def _constant(learner: Any, value: float) -> Any:
+    """RLlib's object for a value that stays."""
+    return _scheduler.Scheduler(value, framework=learner.framework, device=learner.device)
+
+
+def _cannot_import(error: ImportError) -> InputError:
+    name = getattr(error, "name", None) or ""
+    if isinstance(error, ModuleNotFoundError) and name.partition(".")[0] == "ray":
+        return InputError("schedules needs the package ray, which is not installed: pip install 'lehr[rllib]'.")
+    return InputError(
+        f"The package ray is installed but its RLlib does not import ({error}): pip install 'lehr[rllib]' brings what "
+        "it needs."
+    )
