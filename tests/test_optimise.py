@@ -120,6 +120,17 @@ def test_muon_leaves_what_is_no_kernel_to_adam():
         assert np.allclose(after[name], expected[name], rtol=1e-4) == is_adams, name
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_parameters_keep_their_type_whatever_the_rate_has(dtype):
+    params = {"w": jnp.ones(3, dtype)}
+    adam = optimiser("adam")
+    packed, unpack = adam.pack(params)
+    with jax.enable_x64(True):
+        step = adam.step(packed, adam.init(params), params, jnp.float64(0.125), max_grad_norm=None)
+    assert unpack(step.params)["w"].dtype == dtype
+    np.testing.assert_allclose(np.asarray(unpack(step.params)["w"], np.float32), 0.875, rtol=1e-3)
+
+
 def test_a_gradient_of_zero_divides_nothing():
     params = {"w": jnp.ones(3)}
     chosen = optimiser("adam")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lehr.errors import InputError
 from lehr.schedules import Controller, FunctionSchedule, Schedule, Steps, stack
@@ -42,7 +43,7 @@ class Coefficients:
         if self.scheduled is not None:
             together = jax.vmap(lambda one: one(clock))(self.scheduled)
             found |= {name: together[index] for index, name in enumerate(self.names)}
-        return dict(sorted(found.items()))
+        return {name: jnp.asarray(value, jnp.float32) for name, value in sorted(found.items())}
 
     def update(self, states: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
         """The states after an update with these metrics."""

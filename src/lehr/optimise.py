@@ -85,8 +85,11 @@ class Optimiser:
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
             gradients = jax.tree.map(lambda gradient: gradient * scale, gradients)
         directions, state = self.transformation.update(gradients, state, packed)
-        packed = jax.tree.map(lambda parameter, direction: parameter + learning_rate * direction, packed, directions)
-        return Step(packed, state, norm)
+
+        def moved(parameter: jax.Array, direction: jax.Array) -> jax.Array:
+            return parameter + (learning_rate * direction).astype(parameter.dtype)
+
+        return Step(jax.tree.map(moved, packed, directions), state, norm)
 
     def improve(self, params: PyTree, state: PyTree, gradients: PyTree, learning_rate: Any, max_grad_norm: Any) -> Step:
         """One update of parameters that are not packed; see `step`."""

@@ -42,8 +42,16 @@ def looped(x):
     return jax.lax.scan(body, x[0], x)
 
 
+def small_places(x):
+    """The last place that a byte can name, and the first: neighbours, if the difference of bytes wrapped."""
+    places = jnp.array([[255], [0]], jnp.uint8)
+    numbers = jax.lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return jax.lax.gather(x, places, numbers, (1,), mode="clip")
+
+
 FUNCTIONS = {
     "a gather": (lambda x: x[jnp.array([4, 0, 1, 2, 2])], FIVE),
+    "places at the end of a small type": (small_places, jnp.arange(257.0)),
     "neighbours": (lambda x: x[jnp.arange(1, 4)], FIVE),
     "from the end": (lambda x: x[jnp.array([-1, -5])], FIVE),
     "the second axis": (lambda x: x[:, jnp.array([2, 0])], FIVE),

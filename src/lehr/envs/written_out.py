@@ -199,7 +199,7 @@ def _gather(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> 
     whole = tuple(1 if one == axis else size for one, size in enumerate(x.shape))
     if numbers.collapsed_slice_dims != (axis,) or equation.params["slice_sizes"] != whole:
         return None
-    places = indices.ravel()
+    places = indices.ravel().astype(np.int64)  # small unsigned ones would wrap
     if not 0 < len(places) <= MOST_PLACES or not _are_inside(places, x.shape[axis]):
         return None
     batch = [one for one in range(len(shape)) if one not in numbers.offset_dims]
@@ -215,7 +215,7 @@ def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]
     if indices is None or numbers.operand_batching_dims or len(numbers.scatter_dims_to_operand_dims) != 1:
         return None
     (axis,) = numbers.scatter_dims_to_operand_dims
-    places = indices.ravel()
+    places = indices.ravel().astype(np.int64)  # small unsigned ones would wrap
     if numbers.inserted_window_dims != (axis,) or len(places) > MOST_PLACES or not 0 < x.shape[axis] <= MOST_PLACES:
         return None
     window = [updates.shape[one] for one in numbers.update_window_dims]

@@ -60,8 +60,8 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
         return parse(spec)
     if isinstance(spec, int | float | np.number) or (isinstance(spec, np.ndarray) and spec.ndim == 0):
         return constant(spec if not isinstance(spec, np.ndarray) else spec.item())
-    if isinstance(spec, Mapping):
-        return from_mapping(spec)
+    if isinstance(spec, Mapping) or hasattr(spec, "keys"):  # ml_collections' ConfigDict does not call itself a Mapping
+        return from_mapping(dict(spec))
     if callable(spec):
         return FunctionSchedule(spec)
     if isinstance(spec, Sequence | np.ndarray):
