@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.compat.brax import load_policy, saving, theirs, train
+from lehr.compat.brax import load_policy, saving, theirs, train, training
 from lehr.compat.brax.coefficients import NAMES, annealed, coefficients
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, lambda_advantages, ppo_loss, quantile_huber_loss
 from lehr.compat.brax.pixels import shifted
@@ -34,6 +34,7 @@ with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
     brax_checkpoint = importlib.import_module("brax.training.agents.ppo.checkpoint")
     brax_losses = importlib.import_module("brax.training.agents.ppo.losses")
     brax_networks = importlib.import_module("brax.training.agents.ppo.networks")
+    brax_vision = importlib.import_module("brax.training.agents.ppo.networks_vision")
     brax_train = importlib.import_module("brax.training.agents.ppo.train")
     brax_tests = importlib.import_module("brax.training.agents.ppo.train_test")
     brax_types = importlib.import_module("brax.training.types")
@@ -299,6 +300,32 @@ def test_the_clock_does_not_wrap():
         np.testing.assert_allclose(value(jnp.uint32(updates)), 1 - updates * per_update / 2**35, atol=1e-6)
 
 
+def test_numbers_of_jax_and_configs_of_playground_are_schedules_too():
+    config = pytest.importorskip("ml_collections").ConfigDict({"shape": "cosine", "start": 0.01, "end": 0.001})
+    ends = annealed(jnp.float32(0.01), np.float32(0.001), "cosine")
+    given = dict.fromkeys(NAMES, 0.5)
+    found = [
+        coefficients(given | {"entropy_cost": spec}, 100).values({}, env_steps(50, 1))["entropy_cost"]
+        for spec in (config, ends)
+    ]
+    np.testing.assert_allclose(found, 0.0055, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("desired", "expected"), [(0.0, 1e-3 / 1.5), (float("inf"), 1.5e-3), (0.01, 1e-3 / 1.5)])
+def test_any_divergence_may_be_desired(desired, expected):
+    controller = training._adaptive(1e-3, "ADAPTIVE_KL", desired, 1e-5, 1e-2)
+    moved = controller.update(controller.init(), {"kl_mean": jnp.float32(0.03)})
+    assert float(moved.value) == pytest.approx(expected)
+
+
+def test_numbers_may_have_twice_the_bits(fast):
+    with jax.enable_x64(True):
+        _, params, metrics = train(fast, STEPS, **SMALL, run_evals=False, normalize_observations=True)
+    assert params[0].mean.dtype == jnp.float64
+    assert params[1]["params"]["hidden_0"]["kernel"].dtype == jnp.float32
+    assert metrics["training/entropy_cost"].dtype == jnp.float32
+
+
 def test_arguments_and_defaults_are_those_of_brax():
     ours, brax = (inspect.signature(function).parameters for function in (train, brax_train.train))
     assert list(ours) == [*brax, "entropy_cost_end", "entropy_schedule"]
@@ -368,11 +395,102 @@ def test_parameters_are_restored_with_or_without_the_critic(ours, fast):
     restoring = {**SMALL, "restore_params": params, "normalize_observations_mode": "ema", "seed": 9}
     _, whole, _ = train(fast, 0, **restoring)
     _, actor, _ = train(fast, 0, restore_value_fn=False, **restoring)
-    assert whole[0].mode == theirs.running_statistics.NormalizationMode.EMA
-    assert_same(whole[1:], params[1:])
+    assert_same(whole, params)  # the statistics go on as they were kept, whatever new ones would be
     assert_same(actor[1], params[1])
     kernels = [value["params"]["hidden_0"]["kernel"] for value in (actor[2], params[2])]
     assert not np.allclose(*kernels)
+
+
+@pytest.mark.parametrize("kept", ["welford", "ema"])
+@pytest.mark.parametrize("wanted", ["welford", "ema"])
+def test_statistics_in_files_are_taken_for_what_they_are(kept, wanted):
+    """Of either mode, though files do not say which: as if they had been kept in the one that is wanted."""
+    statistics = theirs.running_statistics
+    example = {"state": jnp.zeros(3)}
+    sizes = jnp.array([[1.0, 5.0, 0.1]])
+    batches = [{"state": jax.random.normal(jax.random.key(seed), (50, 3)) * sizes} for seed in (0, 1)]
+
+    def seen(mode):
+        state = statistics.init_state(example, std_eps=1e-4, mode=mode)
+        with by_their_rules():
+            return functools.reduce(statistics.update, batches, state)
+
+    welford, ema = statistics.NormalizationMode
+    unnamed = seen(kept).replace(mode=welford)  # as Brax loads it
+    found = saving.in_mode(unnamed, {"welford": welford, "ema": ema}[wanted])
+    assert_same(found, seen(wanted), rtol=1e-5)
+    before = statistics.init_state(example, mode=kept)
+    assert_same(saving.in_mode(before, before.mode), before)
+
+
+class Elsewhere(envs.Wrapper):
+    """The same environment but for where its episodes begin."""
+
+    def reset(self, rng):
+        state = self.env.reset(rng)
+        return state.replace(obs=state.obs + 100)
+
+
+def test_episodes_go_on_in_the_same_environment_alone(folder, fast):
+    """In another one they begin anew, as Brax lets them, with the optimiser and the clock of the checkpoint."""
+    options = SMALL | {"num_timesteps": STEPS, "run_evals": False, "normalize_observations": True}
+    train(fast, **options, save_checkpoint_path=str(folder / "there"))
+    restoring = options | {"restore_checkpoint_path": str(folder / "there" / f"{STEPS:012d}")}
+    means = [train(env, **restoring)[1][0].mean.max() for env in (fast, Elsewhere(fast))]
+    assert means[0] < 5 < means[1]
+    other_limit = restoring | {"episode_length": 2 * SMALL["episode_length"]}
+    _, (_, params, _) = curve_of(train, fast, **other_limit)
+    assert int(params[0].count.lo) == 2 * STEPS
+
+
+def test_another_seed_is_other_chance_after_a_checkpoint_too(ours, folder, fast):
+    middle = folder / "ours" / f"{8 * STEPS:012d}"
+    options = TRAINING | {"num_timesteps": 8 * STEPS, "num_evals": 1, "run_evals": False}
+    found = [train(fast, **options | {"seed": seed, "restore_checkpoint_path": str(middle)})[1][1] for seed in (4, 5)]
+    kernels = [params["params"]["hidden_0"]["kernel"] for params in found]
+    assert not np.allclose(*kernels)
+
+
+class Pixels(envs.Wrapper):
+    """The same environment, seen in small pictures."""
+
+    def reset(self, rng):
+        return self._seen(self.env.reset(rng))
+
+    def step(self, state, action):
+        return self._seen(self.env.step(state, action))
+
+    def _seen(self, state):
+        return state.replace(obs={"pixels/view_0": jnp.ones((12, 12, 3)) * state.obs.sum(), "state": jnp.ones(2)})
+
+    @property
+    def observation_size(self):
+        return {"pixels/view_0": (12, 12, 3), "state": (2,)}
+
+
+def test_policies_that_see_pixels_are_loaded_whoever_saved_them(tmp_path, fast):
+    small = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,), "cnn_output_channels": (2, 2, 2)}
+    factory = functools.partial(brax_vision.make_ppo_networks_vision, **small, normalise_channels=True)
+    env, options = Pixels(fast), SMALL | {"num_timesteps": STEPS, "run_evals": False, "network_factory": factory}
+    seen = {"pixels/view_0": jnp.ones((1, 12, 12, 3)), "state": jnp.ones((1, 2))}
+    key = jax.random.PRNGKey(0)
+    for name, function in (("ours", train), ("theirs", brax_train.train)):
+        with by_their_rules(), device_put_replicated():
+            make_policy, params, _ = function(env, **options, save_checkpoint_path=str(tmp_path / name))
+            expected, _ = make_policy(params, deterministic=True)(seen, key)
+            path = tmp_path / name / f"{STEPS:012d}"
+            action, _ = load_policy(path, brax_vision.make_ppo_networks_vision)(seen, key)
+        np.testing.assert_allclose(action, expected, rtol=1e-5)
+    config = path / "ppo_network_config.json"
+    config.write_text(config.read_text().replace('"relu"', '"mine"'))
+    with pytest.raises(
+        InputError, match=r"has cnn_activation written as .* which is none of Brax's names; give it with"
+    ):
+        load_policy(path, brax_vision.make_ppo_networks_vision)
+    with by_their_rules():
+        given = functools.partial(brax_vision.make_ppo_networks_vision, cnn_activation="relu")
+        action, _ = load_policy(path, given)(seen, key)
+    np.testing.assert_allclose(action, expected, rtol=1e-5)
 
 
 def test_environments_that_do_not_fit_begin_anew(ours, folder, fast):
@@ -429,10 +547,11 @@ def _only_ours(monkeypatch):
 def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on(little, tmp_path, monkeypatch, most):
     monkeypatch.setattr(saving, "MOST_BYTES", most)
     carried, keys = little
-    saving.save(tmp_path, None, 10, 50, Learned(Networks((), ()), ()), carried, keys)
+    origin = saving.Origin(seed=1, steps_per_update=10)
+    saving.save(tmp_path, None, origin, 50, Learned(Networks((), ()), ()), carried, keys)
     begun = jax.tree.map(jnp.zeros_like, carried)
     other = {name: jnp.zeros_like(key) for name, key in keys.items()}
-    found, found_keys, step = saving.restore(tmp_path / f"{50:012d}", begun, other, 10)
+    found, found_keys, step = saving.restore(tmp_path / f"{50:012d}", origin, begun, other)
     assert step == 50
     assert_same(found[:3], carried[:3], rtol=0, atol=0)
     assert_same(found_keys["host"], keys["host"], rtol=0, atol=0)
@@ -443,7 +562,7 @@ def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on
 @pytest.mark.usefixtures("_only_ours")
 def test_a_bucket_gets_the_files_of_brax_alone(little, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    saving.save("gs://bucket/run", None, 10, 50, Learned(Networks((), ()), ()), *little)
+    saving.save("gs://bucket/run", None, saving.Origin(1, 10), 50, Learned(Networks((), ()), ()), *little)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -534,7 +653,20 @@ import jax, numpy as np
 from brax import envs
 from lehr.compat.brax import theirs, train
 from tests.compat.test_brax import SMALL, STEPS
+class Counted(envs.Wrapper):
+    "With something that is not of each environment."
+    def reset(self, rng):
+        state = self.env.reset(rng)
+        return state.replace(info={**state.info, "turns": jax.numpy.int32(0)})
+    def step(self, state, action):
+        rest = dict(state.info)
+        turns = rest.pop("turns")
+        after = self.env.step(state.replace(info=rest), action)
+        return after.replace(info={**after.info, "turns": turns + 1}, reward=after.reward + turns)
+def wrapped(env, **options):
+    return Counted(theirs.wrappers.wrap(env, **options))
 options = SMALL | {"num_timesteps": 2 * STEPS, "num_evals": 3, "run_evals": False, "normalize_observations": True}
+options["wrap_env_fn"] = wrapped
 found = [train(envs.get_environment("fast"), max_devices_per_host=most, **options)[1] for most in (1, None)]
 assert len(jax.tree.leaves(found[1])[0].sharding.device_set) == 2
 jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), *found)

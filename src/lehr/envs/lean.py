@@ -31,6 +31,12 @@ class LeanStep:
     is_kept: tuple[bool, ...]
     """Which of them a step reads, or whoever acts."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The paths of what is kept, in the tree of the state."""
+        paths, _ = jax.tree_util.tree_flatten_with_path(self.structure.unflatten(self.is_kept))
+        return tuple(jax.tree_util.keystr(path) for path, keep in paths if keep)
+
     def kept(self, state: PyTree) -> tuple[jax.Array, ...]:
         """What is kept of a state, with the types that it has from the first step on."""
         parts = zip(jax.tree.leaves(state), self.leaves, self.is_kept, strict=True)

@@ -44,7 +44,8 @@ def annealed(entropy_cost: Any, entropy_cost_end: Any, entropy_schedule: str) ->
             f"entropy_cost is {entropy_cost!r}, a schedule already, and entropy_cost_end is {entropy_cost_end!r}; "
             "give entropy_cost as a number, or remove entropy_cost_end."
         )
-    return {"shape": entropy_schedule, "start": entropy_cost, "end": entropy_cost_end}
+    end = float(entropy_cost_end) if is_number(entropy_cost_end) else entropy_cost_end
+    return {"shape": entropy_schedule, "start": float(entropy_cost), "end": end}
 
 
 def is_number(given: Any) -> bool:

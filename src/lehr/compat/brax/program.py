@@ -221,7 +221,9 @@ class Program:
                 unpack(packed), normalizer, fetch(drawn), drawn.key, self.network, self.loss, coef
             )
             if self.adaptive is not None:
-                rate = self.adaptive.update(self.adaptive.init()._replace(value=rate), metrics).value
+                # Brax lets the rate fall after an infinite divergence too, and leaves it where there is none.
+                finite = {"kl_mean": jnp.minimum(metrics["kl_mean"], jnp.finfo(jnp.float32).max)}
+                rate = self.adaptive.update(self.adaptive.init()._replace(value=rate), finite).value
                 metrics["learning_rate"] = rate
             step = self.optimiser.step(
                 packed,

@@ -50,7 +50,7 @@ class Run:
         self.seconds = 0.0
         """Of training so far, compilation included."""
         # The environments and the optimiser are written over; users may hold the parameters.
-        self.epoch = jax.jit(program.epoch, donate_argnums=2, out_shardings=place.of_epochs)
+        self.epoch = jax.jit(program.epoch, donate_argnums=2, out_shardings=place.of_epochs(carried.environments))
 
     def loop(self, callbacks: Callbacks, evaluator: Any, num_evals: int, num_resets_per_eval: int) -> dict[str, Any]:
         """Train and evaluate until the budget is spent; the last metrics."""
@@ -108,8 +108,9 @@ class Run:
 class Place(NamedTuple):
     """The devices that share the environments."""
 
+    num_envs: int
     over_envs: Any
-    """How the arrays of environments are split; `None` on one device."""
+    """How an array of environments is split; `None` on one device."""
     whole: Any
     """How what all devices have is placed."""
 
@@ -124,7 +125,7 @@ class Place(NamedTuple):
         devices = jax.local_devices()
         devices = devices[: min(len(devices), most or len(devices))]
         if len(devices) == 1:
-            return cls(None, None)
+            return cls(num_envs, None, None)
         if num_envs % len(devices):
             raise InputError(
                 f"num_envs is {num_envs}, which {len(devices)} devices cannot share; choose a multiple, or set "
@@ -132,14 +133,21 @@ class Place(NamedTuple):
             )
         mesh = jax.sharding.Mesh(np.array(devices), ("envs",))
         parts = jax.sharding.PartitionSpec
-        return cls(jax.sharding.NamedSharding(mesh, parts("envs")), jax.sharding.NamedSharding(mesh, parts()))
+        split, whole = (jax.sharding.NamedSharding(mesh, part) for part in (parts("envs"), parts()))
+        return cls(num_envs, split, whole)
 
-    @property
-    def of_epochs(self) -> Any:
+    def of_environments(self, environments: PyTree) -> Any:
+        """Where arrays of environments lie; one that is not of each of them, a counter for example, is everywhere."""
+        if self.whole is None:
+            return None
+        return jax.tree.map(lambda x: self.over_envs if x.shape[:1] == (self.num_envs,) else self.whole, environments)
+
+    def of_epochs(self, environments: PyTree) -> Any:
         """Where the results of an epoch lie: where its arguments did, so that the next one is the same program."""
         if self.whole is None:
             return None
-        return self.whole, Carried(self.whole, self.whole, self.whole, self.over_envs), self.whole
+        carried = Carried(self.whole, self.whole, self.whole, self.of_environments(environments))
+        return self.whole, carried, self.whole
 
     def replicated(self, tree: PyTree) -> PyTree:
         """The same on all devices."""

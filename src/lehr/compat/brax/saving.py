@@ -5,11 +5,17 @@
 """
 
 import contextlib
+import importlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from lehr import checkpoint
 from lehr.compat.brax import theirs
@@ -26,15 +32,59 @@ MOST_BYTES = 2**28
 Keys = dict[str, Key]
 
 
-def save(
-    path: Any, config: Any, steps_per_update: int, step: int, learned: Learned, carried: Carried, keys: Keys
-) -> None:
+@dataclass(frozen=True)
+class Origin:
+    """What a checkpoint is of. Chance goes on under the same seed, and episodes in the same environments."""
+
+    seed: int
+    steps_per_update: int
+    """Env steps of a training step."""
+    limits: Mapping[str, Any] | None = None
+    """What the environments are wrapped with."""
+    names: tuple[str, ...] = ()
+    """Of the arrays of their state."""
+    beginnings: tuple[tuple[float, float], ...] = ()
+    """Of each such array at the start of episodes that are always drawn alike: its mean, and that of its size."""
+
+    def of(
+        self,
+        begin: Callable[[Key], tuple[jax.Array, ...]],
+        names: tuple[str, ...],
+        num_envs: int,
+        limits: Mapping[str, Any],
+    ) -> "Origin":
+        """The same with the environments that these functions begin."""
+        arrays = begin(jax.random.split(jax.random.PRNGKey(0), num_envs))
+        small = sum(array.nbytes for array in arrays) <= MOST_BYTES
+        return replace(self, limits=limits, names=names, beginnings=tuple(map(_summary, arrays)) if small else ())
+
+    def describe(self, step: int) -> dict[str, Any]:
+        """All that is written into a checkpoint's JSON."""
+        beginnings = [list(one) for one in self.beginnings]
+        return {"env_steps": step, **vars(self), "names": list(self.names), "beginnings": beginnings}
+
+    def has_environments_of(self, meta: Mapping[str, Any]) -> bool:
+        """Whether the environments of a checkpoint with this description are the same, as far as can be seen."""
+        if any(meta.get(name) != self.describe(0)[name] for name in ("steps_per_update", "limits", "names")):
+            return False
+        there, here = (np.asarray(one, float).reshape(-1, 2) for one in (meta["beginnings"], self.beginnings))
+        return there.shape == here.shape and np.allclose(there, here, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _summary(array: jax.Array) -> tuple[float, float]:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    values = np.asarray(array).astype(np.float64)
+    return (float(values.mean()), float(np.abs(values).mean())) if values.size else (0.0, 0.0)
+
+
+def save(path: Any, config: Any, origin: Origin, step: int, learned: Learned, carried: Carried, keys: Keys) -> None:
     """Write Brax's checkpoint and Lehr's beside it.
 
     Args:
         path: of all checkpoints of a training.
         config: Brax's description of the network, see `network_config`.
-        steps_per_update: env steps of a training step.
+        origin: what this is a checkpoint of.
         step: env steps so far.
         learned: what Brax saves.
         carried: what it does not.
@@ -44,37 +94,65 @@ def save(
     if "://" in str(path):
         return  # a bucket: Lehr writes files
     beside = Path(path) / f"{step:012d}" / FOLDER
-    meta = {"env_steps": step, "steps_per_update": steps_per_update}
+    meta = origin.describe(step)
     checkpoint.save(beside / "learner", _learner(carried, keys), step, meta, keep=1)
     if sum(leaf.nbytes for leaf in carried.environments) <= MOST_BYTES:
         checkpoint.save(beside / "environments", (carried.environments, keys), step, meta, keep=1)
 
 
-def load(path: Any) -> Any:
-    """The parameters in a checkpoint, Brax's or Lehr's."""
-    return theirs.checkpoint().load(path)
+def load(path: Any, mode: int) -> Any:
+    """The parameters in a checkpoint, Brax's or Lehr's, with statistics of observations of this mode.
+
+    Files do not say which mode they are of, but their numbers do: the one keeps the variance, the other its sum.
+    """
+    params = theirs.checkpoint().load(path)
+    return [in_mode(params[0], mode), *params[1:]]
 
 
-def restore(path: Any, carried: Carried, keys: Keys, steps_per_update: int) -> tuple[Carried, Keys, int]:
+def in_mode(normalizer: Any, mode: int) -> Any:
+    """The same statistics, as this mode keeps them."""
+    count = normalizer.count
+    if hasattr(count, "hi"):
+        count = float(count.hi) * 2.0**32 + float(count.lo)
+    count = max(float(count), 1.0)
+
+    def misfit(share: float) -> float:
+        """How far the deviations are from those of the variances, taken as sums of `1 / share` of them."""
+        expected = jax.tree.map(
+            lambda x: np.sqrt(np.maximum(np.asarray(x, float), 0) * share + normalizer.std_eps).clip(1e-6, 1e6),
+            normalizer.summed_variance,
+        )
+        errors = jax.tree.map(lambda x, std: np.sum(np.abs(np.log(x / std))), expected, normalizer.std)
+        return float(sum(jax.tree.leaves(errors)))
+
+    welford, ema = theirs.running_statistics.NormalizationMode
+    found = ema if misfit(1.0) < misfit(1 / count) else welford
+    factor = 1.0 if found == mode else count if mode == welford else 1 / count
+    converted = jax.tree.map(lambda x: (x * factor).astype(x.dtype), normalizer.summed_variance)
+    return normalizer.replace(summed_variance=converted, mode=mode)
+
+
+def restore(path: Any, origin: Origin, carried: Carried, keys: Keys) -> tuple[Carried, Keys, int]:
     """What Lehr wrote beside a checkpoint, in place of what training begins with, and the env steps so far.
 
-    From a checkpoint of Brax's own nothing is there to restore. Environments that do not fit, because there are more of
-    them now for example, begin anew.
+    From a checkpoint of Brax's own nothing is there to restore. With another seed chance is another, and environments
+    that are not the same, or more of them, begin anew.
     """
     beside = Path(path) / FOLDER
     if not (beside / "learner").is_dir():
         return carried, keys, 0
     (optimiser, rate, host_key), meta, _ = checkpoint.newest(beside / "learner", _learner(carried, keys))
-    keys = {**keys, "host": host_key}
     if not float(rate):
         rate = carried.rate  # it did not adapt before
-    updates = meta["env_steps"] // steps_per_update
+    updates = meta["env_steps"] // origin.steps_per_update
     environments = carried.environments
-    if meta["steps_per_update"] == steps_per_update and (beside / "environments").is_dir():
-        with contextlib.suppress(InputError):
-            (environments, keys), _, _ = checkpoint.newest(beside / "environments", (environments, keys))
+    if meta.get("seed") == origin.seed:
+        keys = {**keys, "host": host_key}
+        if origin.has_environments_of(meta) and (beside / "environments").is_dir():
+            with contextlib.suppress(InputError):
+                (environments, keys), _, _ = checkpoint.newest(beside / "environments", (environments, keys))
     updates_now = carried.updates.at[...].set(updates)
-    return Carried(optimiser, rate, updates_now, environments), keys, updates * steps_per_update
+    return Carried(optimiser, rate, updates_now, environments), keys, updates * origin.steps_per_update
 
 
 def _learner(carried: Carried, keys: Keys) -> PyTree:
@@ -83,41 +161,49 @@ def _learner(carried: Carried, keys: Keys) -> PyTree:
 
 def replaced(initial: Learned, params: Any, restore_value_fn: bool) -> Learned:
     """Parameters from a checkpoint or a training in the place of the initial ones; those of the critic if wanted."""
-    normalizer = params[0]
-    if hasattr(normalizer, "mode"):
-        normalizer = normalizer.replace(mode=initial.normalizer.mode)  # files do not say it
-    return Learned(Networks(params[1], params[2] if restore_value_fn else initial.params.value), normalizer)
+    return Learned(Networks(params[1], params[2] if restore_value_fn else initial.params.value), params[0])
 
 
 def network_config(observation_size: Any, action_size: int, normalize_observations: bool, factory: Any) -> Any:
-    """Brax's description of the network, such that Brax's own `load_policy` can read it back.
+    """Brax's description of the network, such that `load_policy` can read it back.
 
-    It does not read an initialiser that is `None`, which is the default of one: such entries are left out.
+    It does not read an initialiser that is `None`, which is the default of one: such entries are left out. Functions
+    of networks for pixels, which Brax does not write by their names, are written so: its factory takes names too.
     """
     config = theirs.checkpoint().network_config(observation_size, action_size, normalize_observations, factory)
     arguments = config.network_factory_kwargs
-    for name in [name for name, value in arguments.items() if _is_unset(name, value)]:
-        del arguments[name]
+    for name, value in list(arguments.items()):
+        called = getattr(value, "__name__", None)
+        if name.endswith("_init_fn") and value is None:
+            del arguments[name]
+        elif name in _BY_NAME and called in _registered(name):
+            with arguments.ignore_type():
+                arguments[name] = called
     return config
 
 
 def load_policy(path: Any, network_factory: Callable[..., Any] | None = None, deterministic: bool = True) -> Any:
     """The policy of a checkpoint, Lehr's or Brax's, as Brax's own `load_policy` gives it.
 
-    That one does not read all that Brax's training saves: initialisers may be `None`, and the shape of observations
-    stands there together with their type. Here both are understood.
+    That one does not read all that Brax's training saves: initialisers may be `None`, functions of a network for pixels
+    stand there with all that can be said of them, and the shape of observations together with its type. All these are
+    understood here.
     """
     theirs.check()
     with by_their_rules():
-        described = json.loads((Path(path) / "ppo_network_config.json").read_text())
-        arguments = described["network_factory_kwargs"]
+        saved = theirs.checkpoint()
+        written = (saved.epath.Path(path) / "ppo_network_config.json").read_text()
+        described = json.loads(written)
+        own = getattr(network_factory, "keywords", {})
         described["network_factory_kwargs"] = {
-            name: value for name, value in arguments.items() if not _is_unset(name, value)
+            name: _named(name, value)
+            for name, value in described["network_factory_kwargs"].items()
+            if name not in own and not (name.endswith("_init_fn") and value is None)
         }
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump(described, file)
-            file.flush()
-            config = theirs.checkpoint().checkpoint.load_config(file.name)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "config.json")
+            file.write_text(json.dumps(described))
+            config = saved.checkpoint.load_config(file)
         normalize = theirs.running_statistics.normalize if config.normalize_observations else lambda obs, _: obs
         network = (network_factory or theirs.make_ppo_networks)(
             _shapes(described["observation_size"]),
@@ -125,13 +211,31 @@ def load_policy(path: Any, network_factory: Callable[..., Any] | None = None, de
             preprocess_observations_fn=normalize,
             **config.network_factory_kwargs,
         )
-        params = theirs.checkpoint().load(path)
+        params = saved.load(path)
     return theirs.networks.make_inference_fn(network)(params, deterministic=deterministic)
 
 
-def _is_unset(name: str, value: Any) -> bool:
-    """Whether it is an initialiser that was not given: Brax writes `None` for it and cannot read that."""
-    return name.endswith("_init_fn") and value is None
+_BY_NAME = ("cnn_activation", "cnn_kernel_init_fn", "output_kernel_init_fn")
+"""Functions that Brax's factory for pixels takes by name too, but that Brax does not write so."""
+
+
+def _registered(name: str) -> Mapping[str, Any]:
+    """The functions that Brax has names for, of the kind of an argument."""
+    known = importlib.import_module("brax.training.networks")
+    return known.ACTIVATION if name.endswith("activation") else known.KERNEL_INITIALIZER
+
+
+def _named(name: str, value: Any) -> Any:
+    """The argument, a function by its name however Brax wrote it."""
+    if name not in _BY_NAME:
+        return value
+    called = value.get("__name__", "") if isinstance(value, dict) else str(value).removeprefix("function ")
+    if called not in _registered(name):
+        raise InputError(
+            f"The checkpoint has {name} written as {str(value)[:80]!r}, which is none of Brax's names; give it with "
+            f"the factory, functools.partial(make_ppo_networks_vision, {name}=...)."
+        )
+    return called
 
 
 def _shapes(written: Any) -> Any:

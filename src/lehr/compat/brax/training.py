@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lehr.compat.brax import saving, theirs
 from lehr.compat.brax.coefficients import annealed, coefficients, is_number
@@ -147,7 +148,8 @@ def train(
             functools.partial(seen_of, bootstraps=bootstrap_on_timeout, reports=log_training_metrics),
             acted_on=lambda state: state.obs,
         )
-        begin = jax.jit(lambda keys: environments.kept(reset(keys)), out_shardings=place.over_envs)
+        lies = place.of_environments(jax.eval_shape(environments.kept, begun))
+        begin = jax.jit(lambda keys: environments.kept(reset(keys)), out_shardings=lies)
 
         # --- networks
         obs_shape = jax.tree.map(lambda x: x.shape[1:], begun.obs)
@@ -191,7 +193,8 @@ def train(
             _statistics(begun.obs, normalize_observations_std_eps, normalize_observations_mode),
         )
         if restore_checkpoint_path is not None:
-            learned = saving.replaced(learned, saving.load(restore_checkpoint_path), restore_value_fn)
+            loaded = saving.load(restore_checkpoint_path, learned.normalizer.mode)
+            learned = saving.replaced(learned, loaded, restore_value_fn)
         if restore_params is not None:
             learned = saving.replaced(learned, restore_params, restore_value_fn)
         learned = place.replicated(settled(learned))
@@ -203,9 +206,12 @@ def train(
             updates=place.replicated(jnp.uint32(0)),
             environments=begin(keys["environments"]),
         )
-        step = 0
+        step, origin = 0, saving.Origin(seed, steps_per_update)
+        if save_checkpoint_path is not None or restore_checkpoint_path is not None:
+            wrapped = {"episode_length": episode_length, "action_repeat": action_repeat}
+            origin = origin.of(begin, environments.names, num_envs, wrapped)
         if restore_checkpoint_path is not None and restore_params is None and restore_value_fn:
-            carried, keys, step = saving.restore(restore_checkpoint_path, carried, keys, steps_per_update)
+            carried, keys, step = saving.restore(restore_checkpoint_path, origin, carried, keys)
             reports._num_steps = reports._last_log_steps = step // action_repeat  # it counts on from there
 
         # --- evaluation and files
@@ -218,7 +224,7 @@ def train(
             )
         if save_checkpoint_path is not None:
             config = saving.network_config(obs_shape, env.action_size, normalize_observations, network_factory)
-            save = functools.partial(saving.save, save_checkpoint_path, config, steps_per_update)
+            save = functools.partial(saving.save, save_checkpoint_path, config, origin)
 
     run = Run(program, coefficients(given, step + num_timesteps), begin, learned, carried, keys, step, place)
     callbacks = Callbacks(progress_fn, functools.partial(_tell, policy_params_fn, make_policy), save)
@@ -294,4 +300,6 @@ def _adaptive(learning_rate: Any, rate_schedule: Any, desired_kl: float, least: 
         )
     # As in Brax, a start outside the limits is only brought inside by the first step over them.
     start = min(max(float(learning_rate), least), most)
-    return adaptive_kl(start, desired_kl, minimum=least, maximum=most, metric="kl_mean")
+    # Brax takes any target: one of 0 always shrinks the rate, an infinite one always grows it.
+    target = float(np.clip(desired_kl, np.finfo(np.float32).tiny, np.finfo(np.float32).max))
+    return adaptive_kl(start, target, minimum=least, maximum=most, metric="kl_mean")
