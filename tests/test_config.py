@@ -256,6 +256,11 @@ def test_an_unknown_key_names_the_nearest(key, advice):
     fails(f"There is no setting {key!r}; {advice}", build, [Algorithm], {key: 1})
 
 
+def test_a_setting_of_another_library_that_looks_like_ours_is_told_apart():
+    with pytest.raises(InputError, match="no setting 'vf_clip_param': it is RLlib's largest squared error of a value"):
+        build([Algorithm], {"vf_clip_param": 10})
+
+
 @pytest.mark.parametrize("key", ["discount_schedule", "gamma"])
 def test_static_fields_have_neither_schedules_nor_aliases(key):
     fixed = make_dataclass("Fixed", [("discount", float, 0.9)])

@@ -143,6 +143,13 @@ def test_other_coefficients_by_any_name():
         resolve_coefficient("clip_range", {"clip_range": "0.2 -> 0"}, 0, TOTAL)
 
 
+def test_a_name_that_means_something_else_elsewhere_is_no_misspelling():
+    """RLlib's configs have both, and its second is no coefficient of ours."""
+    assert resolve_coefficient("clip_param", {"clip_param": 0.3, "vf_clip_param": 10.0}, 0, TOTAL) == 0.3
+    with pytest.raises(InputError, match="no value_clip_range"):
+        resolve_coefficient("value_clip_range", {"vf_clip_param": 10.0}, 0, TOTAL)
+
+
 def test_inside_a_compiled_program():
     config = {"ent_coef": 0.02, "ent_coef_schedule": "cosine", "ent_coef_warmup_steps": 200}
     traced = jax.jit(lambda step: resolve_entropy_coefficient(config, step, TOTAL))

@@ -8,6 +8,7 @@ from lehr.errors import InputError, closest
 from lehr.schedules.coefficients import (
     COEFFICIENTS,
     ENDINGS,
+    FOREIGN,
     Keys,
     coefficient_schedule,
     combine,
@@ -153,6 +154,8 @@ def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription])
     words = list(dict.fromkeys([*known, *spellings]))
     for written in given:
         key = str(written).replace("-", "_")
+        if key in FOREIGN:
+            raise InputError(f"There is no setting {written!r}: {FOREIGN[key]}.")
         if key not in words:
             raise InputError(f"There is no setting {written!r}; {closest(key, nearest(key, words) or known)}")
     return _canonical(given)

@@ -134,6 +134,14 @@ _TABLE = (
 COEFFICIENTS: dict[str, Coefficient] = {coefficient.name: coefficient for coefficient in _TABLE}
 """Every coefficient by its canonical name."""
 
+FOREIGN: dict[str, str] = {
+    "vf_clip_param": (
+        "it is RLlib's largest squared error of a value, which is not here; value_clip_range is how far a value may "
+        "leave the one of the rollout"
+    ),
+}
+"""Names that look like one of ours and mean something else, and what that is."""
+
 _BY_ANY_NAME = {name: entry for entry in _TABLE for name in (entry.name, *entry.aliases)}
 
 
@@ -248,7 +256,7 @@ def _read(entry: Coefficient, config: Mapping[str, Any]) -> tuple[Keys, tuple[An
     spellings = (entry.name, *entry.aliases)
     known = [spelling + ending for spelling in spellings for ending in ENDINGS]
     for key in config:
-        if isinstance(key, str) and key not in known and key not in _BY_ANY_NAME:
+        if isinstance(key, str) and key not in known and key not in _BY_ANY_NAME and key not in FOREIGN:
             near = get_close_matches(key, known, n=1, cutoff=0.8)
             if near and not any(key.startswith(other) for other in _BY_ANY_NAME if other not in spellings):
                 raise InputError(f"The config has the unknown key {key!r}; did you mean {near[0]!r}?")

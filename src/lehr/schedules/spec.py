@@ -60,10 +60,12 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
         return parse(spec)
     if isinstance(spec, int | float | np.number) or (isinstance(spec, np.ndarray) and spec.ndim == 0):
         return constant(spec if not isinstance(spec, np.ndarray) else spec.item())
-    if isinstance(spec, Mapping) or hasattr(spec, "keys"):  # ml_collections' ConfigDict does not call itself a Mapping
-        return from_mapping(dict(spec))
+    if isinstance(spec, Mapping):
+        return from_mapping(spec)
     if callable(spec):
         return FunctionSchedule(spec)
+    if type(spec).__name__ in ("ConfigDict", "FrozenConfigDict"):  # ml_collections': mappings that do not say so
+        return from_mapping(spec.to_dict())
     if isinstance(spec, Sequence | np.ndarray):
         return piecewise(spec)
     if hasattr(spec, "dtype") and np.ndim(spec) == 0:  # a JAX scalar
