@@ -49,7 +49,7 @@ _UNUSED_WITHOUT = {"use_kl_loss": ("kl_coeff", "kl_target"), "use_critic": ("vf_
 _STEPS = ("env_runners", "num_env_steps_sampled_lifetime")
 
 
-class ScheduleCallback(_Base):
+class Scheduling(_Base):
     """Sets coefficients of PPO by schedules; `schedules` makes the class of it that an `AlgorithmConfig` takes.
 
     The clock is Lehr's: env steps sampled before this update's rollout, in a restored algorithm too. A rollout and the
@@ -63,7 +63,7 @@ class ScheduleCallback(_Base):
     def __init__(self) -> None:
         super().__init__()
         if not self.schedules:
-            raise InputError("ScheduleCallback has no schedules; use what schedules(lr='3e-4 -> 0') returns.")
+            raise InputError("Scheduling has no schedules; use what schedules(lr='3e-4 -> 0') returns.")
         self.values: dict[str, float] = {}
         """The values applied now, by RLlib's names."""
 
@@ -93,7 +93,7 @@ class ScheduleCallback(_Base):
                 raise InputError(answer.get())
 
 
-def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> type[ScheduleCallback]:
+def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> type[Scheduling]:
     """Make the class of callbacks that sets these coefficients, for `AlgorithmConfig.callbacks`, alone or in a list.
 
     Args:
@@ -118,7 +118,7 @@ def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> t
     total = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
     bound = {name: _bound(entry, spec, total) for name, (entry, spec) in given.items()}
 
-    class Scheduled(ScheduleCallback):
+    class Scheduled(Scheduling):
         """Sets the coefficients that it was made for."""
 
         schedules = bound
@@ -140,7 +140,7 @@ def _bound(entry: Coefficient, spec: Any, total: float | None) -> Any:
     return made
 
 
-def _check_algorithm(algorithm: Any, callback: ScheduleCallback) -> None:
+def _check_algorithm(algorithm: Any, callback: Scheduling) -> None:
     """Raise if the algorithm would not use one of the coefficients, or if something else sets it."""
     config, kind = algorithm.config, type(algorithm).__name__
     if not isinstance(algorithm, _ppo.PPO):
@@ -156,25 +156,27 @@ def _check_algorithm(algorithm: Any, callback: ScheduleCallback) -> None:
         for switch, names in _UNUSED_WITHOUT.items():
             if name in names and not getattr(config, switch):
                 raise InputError(f"{name} is scheduled, but with {switch}=False {kind} does not use it; remove one.")
-        for other in _others(algorithm, callback, name):
+        if other := _other(algorithm, name):
             raise InputError(f"{name} is scheduled, and {other} sets it too; remove one.")
+    _claimed(algorithm).update(callback.schedules)
 
 
-def _others(algorithm: Any, callback: ScheduleCallback, name: str) -> list[str]:
+def _claimed(algorithm: Any) -> set[str]:
+    """What is scheduled in an algorithm so far, by all callbacks of this kind."""
+    return vars(algorithm).setdefault("_scheduled_coefficients", set())
+
+
+def _other(algorithm: Any, name: str) -> str | None:
     """What else sets a coefficient."""
     config = algorithm.config
-    found = []
     if isinstance(getattr(config, name), list | tuple):
-        found.append(f"the config's own schedule {getattr(config, name)}")
+        return f"the config's own schedule {getattr(config, name)}"
     if name == "lr" and config._torch_lr_scheduler_classes:
-        found.append("the config's _torch_lr_scheduler_classes")
+        return "the config's _torch_lr_scheduler_classes"
     for module, overrides in config.algorithm_config_overrides_per_module.items():
         if name in overrides:
-            found.append(f"the config's override for the module {module!r}")
-    earlier = algorithm.callbacks[: algorithm.callbacks.index(callback)]
-    if any(isinstance(other, ScheduleCallback) and name in other.schedules for other in earlier):
-        found.append("another schedules(...) in the list of callbacks")
-    return found
+            return f"the config's override for the module {module!r}"
+    return "another schedules(...) among the callbacks" if name in _claimed(algorithm) else None
 
 
 def _set(learner: Any, values: Mapping[str, float]) -> str | None:
