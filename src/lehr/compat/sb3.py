@@ -45,8 +45,8 @@ ATTRIBUTES: Mapping[str, str] = {
 }
 """Lehr's names, and SB3's."""
 _FUNCTIONS = ("clip_range", "clip_range_vf")
-_SMALL = ("learning_rate", *_FUNCTIONS)
-"""What SB3 takes functions for; none of them is ever meant to be above 1."""
+_SMALL = ("learning_rate", "clip_range")
+"""What SB3 takes functions for and is never meant to be above 1."""
 _IN_THE_BUFFER = ("gamma", "gae_lambda")
 _UNUSED_BY = {"TRPO": ("ent_coef", "vf_coef", "max_grad_norm")}
 """What an algorithm has from its parent class and never reads."""
@@ -79,6 +79,7 @@ class ScheduleCallback(_Base):
         self.values: dict[str, float] = {}
         """The values applied now, by SB3's names."""
         self._normaliser: Any = None
+        self._is_training = False
 
     def _on_training_start(self) -> None:
         # Once put into another callback it keeps its parent, which runs it only if both are in the same training.
@@ -92,7 +93,7 @@ class ScheduleCallback(_Base):
             entry.check(bound[attribute])
             if attribute in _SMALL:
                 _check_clock(entry.name, bound[attribute])
-        self.schedules = bound
+        self.schedules, self._is_training = bound, True
         found = self.model.get_vec_normalize_env() if "gamma" in bound else None
         self._normaliser = found if found is not None and found.gamma == self.model.gamma else None
 
@@ -104,8 +105,11 @@ class ScheduleCallback(_Base):
         if self._normaliser is not None:
             self._normaliser.gamma = self.values["gamma"]
 
+    def _on_training_end(self) -> None:
+        self._is_training = False
+
     def _on_step(self) -> bool:
-        if not self.schedules:  # no training has begun for it
+        if not self._is_training:  # nobody has told it that one has begun
             raise _unheard(self.parent)
         return True
 
@@ -127,9 +131,12 @@ def _clocked(name: str, spec: Any) -> Any:
 
 def _check_clock(name: str, bound: Any) -> None:
     """Raise for a function that is one of the training that is left: called with env steps, it runs away."""
-    if isinstance(bound, FunctionSchedule) and bound.bounds()[1] > 1 >= bound(1):
+    if not isinstance(bound, FunctionSchedule):
+        return
+    _, most = bound.bounds()
+    if most > 1 >= bound(1):
         raise InputError(
-            f"{name} is '{bound}', which reaches {bound.bounds()[1]:g}: here a function is one of env steps, not of "
+            f"{name} is '{bound}', which reaches {most:g}: here a function is one of env steps, not of "
             "the training that is left; give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
         )
 
