@@ -1,10 +1,12 @@
 """The drop-in beside Brax's own PPO: the same numbers, the same files, Brax's own tests, and schedules on top."""
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 import subprocess
@@ -438,9 +440,38 @@ def test_episodes_go_on_in_the_same_environment_alone(folder, fast):
     restoring = options | {"restore_checkpoint_path": str(folder / "there" / f"{STEPS:012d}")}
     means = [train(env, **restoring)[1][0].mean.max() for env in (fast, Elsewhere(fast))]
     assert means[0] < 5 < means[1]
-    other_limit = restoring | {"episode_length": 2 * SMALL["episode_length"]}
-    _, (_, params, _) = curve_of(train, fast, **other_limit)
-    assert int(params[0].count.lo) == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({}, True),
+        ({"seed": 2}, True),  # which is looked at apart
+        ({"limits": {"episode_length": 24}}, False),
+        ({"names": (".b", ".a")}, False),
+        ({"steps_per_update": 20}, False),
+        ({"beginnings": ((0.0, 1000.0), (2.01, 3.0))}, False),
+        ({"beginnings": ((0.05, 1000.0), (2.0, 3.0))}, True),  # rounding, of numbers of this size
+        ({"beginnings": ((0.0, 1000.0),)}, False),
+    ],
+)
+def test_what_makes_environments_the_same(change, same):
+    origin = saving.Origin(1, 10, {"episode_length": 12}, (".a", ".b"), ((0.0, 1000.0), (2.0, 3.0)))
+    written = json.loads(json.dumps(dataclasses.replace(origin, **change).describe(0)))
+    assert origin.has_environments_of(written) == same
+
+
+def test_statistics_that_brax_has_read_wrongly_are_mended(fast):
+    """Brax loads all of them as those of one mode; `restore_params` of such ones go on in it with the right numbers."""
+    statistics = theirs.running_statistics
+    with by_their_rules():
+        batch = 3 * jax.random.normal(jax.random.key(0), (50, 2))
+        seen = statistics.update(statistics.init_state(jnp.zeros(2), mode="ema"), batch)
+    loaded = seen.replace(mode=statistics.NormalizationMode.WELFORD)
+    _, params, _ = train(fast, 0, **SMALL)
+    _, found, _ = train(fast, 0, **SMALL, restore_params=(loaded, *params[1:]))
+    assert found[0].mode == statistics.NormalizationMode.WELFORD
+    np.testing.assert_allclose(found[0].summed_variance, 50 * seen.summed_variance, rtol=1e-5)
 
 
 def test_another_seed_is_other_chance_after_a_checkpoint_too(ours, folder, fast):

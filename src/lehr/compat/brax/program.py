@@ -221,7 +221,7 @@ class Program:
                 unpack(packed), normalizer, fetch(drawn), drawn.key, self.network, self.loss, coef
             )
             if self.adaptive is not None:
-                # Brax lets the rate fall after an infinite divergence too, and leaves it where there is none.
+                # Brax lets the rate fall after an infinite divergence too; after one that is no number it stays.
                 finite = {"kl_mean": jnp.minimum(metrics["kl_mean"], jnp.finfo(jnp.float32).max)}
                 rate = self.adaptive.update(self.adaptive.init()._replace(value=rate), finite).value
                 metrics["learning_rate"] = rate

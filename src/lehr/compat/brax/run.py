@@ -1,6 +1,5 @@
 """A training under way: the host loop around compiled epochs, and the devices that it runs on."""
 
-import logging
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,12 +9,10 @@ import numpy as np
 
 from lehr.coefficients import Coefficients
 from lehr.compat.brax.program import Carried, Learned, Program
-from lehr.compat.brax.saving import Keys
+from lehr.compat.brax.saving import Keys, log
 from lehr.envs.optional import by_their_rules
 from lehr.errors import InputError
 from lehr.types import Key, PyTree
-
-_log = logging.getLogger("absl")  # where Brax writes
 
 
 class Callbacks(NamedTuple):
@@ -95,7 +92,7 @@ class Run:
         """The metrics of Brax's evaluator, with those of training among them."""
         with by_their_rules():
             metrics = evaluator.run_evaluation(self.learned.for_users, trained)
-        _log.info("%s", metrics)
+        log.info("%s", metrics)
         return metrics
 
     def reset(self) -> None:

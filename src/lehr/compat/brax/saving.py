@@ -5,8 +5,8 @@
 """
 
 import contextlib
-import importlib
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -30,11 +30,13 @@ MOST_BYTES = 2**28
 """Environments that take more than this are not saved: they begin anew when training goes on, as with Brax."""
 
 Keys = dict[str, Key]
+log = logging.getLogger("absl")
+"""Where Brax writes."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint is of. Chance goes on under the same seed, and episodes in the same environments."""
+    """What a checkpoint is of. Under the same seed chance goes on, and in the same environments their episodes."""
 
     seed: int
     steps_per_update: int
@@ -49,14 +51,15 @@ class Origin:
     def of(
         self,
         begin: Callable[[Key], tuple[jax.Array, ...]],
+        begun: tuple[jax.Array, ...],
         names: tuple[str, ...],
         num_envs: int,
-        limits: Mapping[str, Any],
+        limits: Mapping[str, int | None],
     ) -> "Origin":
-        """The same with the environments that these functions begin."""
-        arrays = begin(jax.random.split(jax.random.PRNGKey(0), num_envs))
-        small = sum(array.nbytes for array in arrays) <= MOST_BYTES
-        return replace(self, limits=limits, names=names, beginnings=tuple(map(_summary, arrays)) if small else ())
+        """The same with these environments, of which some have begun."""
+        plain = {name: None if limit is None else int(limit) for name, limit in limits.items()}
+        arrays = begin(jax.random.split(jax.random.PRNGKey(0), num_envs)) if are_small(begun) else ()
+        return replace(self, limits=plain, names=names, beginnings=tuple(map(_summary, arrays)))
 
     def describe(self, step: int) -> dict[str, Any]:
         """All that is written into a checkpoint's JSON."""
@@ -68,7 +71,15 @@ class Origin:
         if any(meta.get(name) != self.describe(0)[name] for name in ("steps_per_update", "limits", "names")):
             return False
         there, here = (np.asarray(one, float).reshape(-1, 2) for one in (meta["beginnings"], self.beginnings))
-        return there.shape == here.shape and np.allclose(there, here, rtol=1e-4, atol=1e-6, equal_nan=True)
+        if there.shape != here.shape:
+            return False
+        allowed = 1e-6 + 1e-4 * here[:, 1:]  # of the size of the numbers: their mean may be nearly 0
+        return bool(np.all((np.abs(there - here) <= allowed) | (np.isnan(there) & np.isnan(here)) | (there == here)))
+
+
+def are_small(environments: tuple[jax.Array, ...]) -> bool:
+    """Whether environments are saved."""
+    return sum(array.nbytes for array in environments) <= MOST_BYTES
 
 
 def _summary(array: jax.Array) -> tuple[float, float]:
@@ -96,7 +107,7 @@ def save(path: Any, config: Any, origin: Origin, step: int, learned: Learned, ca
     beside = Path(path) / f"{step:012d}" / FOLDER
     meta = origin.describe(step)
     checkpoint.save(beside / "learner", _learner(carried, keys), step, meta, keep=1)
-    if sum(leaf.nbytes for leaf in carried.environments) <= MOST_BYTES:
+    if are_small(carried.environments):
         checkpoint.save(beside / "environments", (carried.environments, keys), step, meta, keep=1)
 
 
@@ -110,7 +121,7 @@ def load(path: Any, mode: int) -> Any:
 
 
 def in_mode(normalizer: Any, mode: int) -> Any:
-    """The same statistics, as this mode keeps them."""
+    """The same statistics, as this mode keeps them; which one has kept them is seen in their numbers."""
     count = normalizer.count
     if hasattr(count, "hi"):
         count = float(count.hi) * 2.0**32 + float(count.lo)
@@ -135,8 +146,8 @@ def in_mode(normalizer: Any, mode: int) -> Any:
 def restore(path: Any, origin: Origin, carried: Carried, keys: Keys) -> tuple[Carried, Keys, int]:
     """What Lehr wrote beside a checkpoint, in place of what training begins with, and the env steps so far.
 
-    From a checkpoint of Brax's own nothing is there to restore. With another seed chance is another, and environments
-    that are not the same, or more of them, begin anew.
+    From a checkpoint of Brax's own nothing is there to restore. Under another seed chance is another; then, and where
+    environments are not the same, or more of them, their episodes begin anew.
     """
     beside = Path(path) / FOLDER
     if not (beside / "learner").is_dir():
@@ -151,6 +162,8 @@ def restore(path: Any, origin: Origin, carried: Carried, keys: Keys) -> tuple[Ca
         if origin.has_environments_of(meta) and (beside / "environments").is_dir():
             with contextlib.suppress(InputError):
                 (environments, keys), _, _ = checkpoint.newest(beside / "environments", (environments, keys))
+    if environments is carried.environments:
+        log.info("The environments of %s are not these, or not saved, or of another seed: episodes begin anew.", path)
     updates_now = carried.updates.at[...].set(updates)
     return Carried(optimiser, rate, updates_now, environments), keys, updates * origin.steps_per_update
 
@@ -161,7 +174,10 @@ def _learner(carried: Carried, keys: Keys) -> PyTree:
 
 def replaced(initial: Learned, params: Any, restore_value_fn: bool) -> Learned:
     """Parameters from a checkpoint or a training in the place of the initial ones; those of the critic if wanted."""
-    return Learned(Networks(params[1], params[2] if restore_value_fn else initial.params.value), params[0])
+    normalizer = params[0]
+    if isinstance(normalizer, theirs.running_statistics.RunningStatisticsState):
+        normalizer = in_mode(normalizer, normalizer.mode)  # as Brax, but Brax's files are read with the wrong mode
+    return Learned(Networks(params[1], params[2] if restore_value_fn else initial.params.value), normalizer)
 
 
 def network_config(observation_size: Any, action_size: int, normalize_observations: bool, factory: Any) -> Any:
@@ -173,12 +189,12 @@ def network_config(observation_size: Any, action_size: int, normalize_observatio
     config = theirs.checkpoint().network_config(observation_size, action_size, normalize_observations, factory)
     arguments = config.network_factory_kwargs
     for name, value in list(arguments.items()):
-        called = getattr(value, "__name__", None)
         if name.endswith("_init_fn") and value is None:
             del arguments[name]
-        elif name in _BY_NAME and called in _registered(name):
-            with arguments.ignore_type():
-                arguments[name] = called
+        for called, registered in _registered(name).items() if name in _BY_NAME else ():
+            if value is registered:
+                with arguments.ignore_type():
+                    arguments[name] = called
     return config
 
 
@@ -221,7 +237,7 @@ _BY_NAME = ("cnn_activation", "cnn_kernel_init_fn", "output_kernel_init_fn")
 
 def _registered(name: str) -> Mapping[str, Any]:
     """The functions that Brax has names for, of the kind of an argument."""
-    known = importlib.import_module("brax.training.networks")
+    known = theirs.all_networks
     return known.ACTIVATION if name.endswith("activation") else known.KERNEL_INITIALIZER
 
 

@@ -18,6 +18,7 @@ acting: Any = None
 logger: Any = None
 networks: Any = None
 make_ppo_networks: Any = None
+all_networks: Any = None
 running_statistics: Any = None
 
 try:
@@ -27,6 +28,7 @@ try:
         logger = load("brax.training.logger", "brax", _WHAT)
         networks = load("brax.training.agents.ppo.networks", "brax", _WHAT)
         make_ppo_networks = networks.make_ppo_networks
+        all_networks = load("brax.training.networks", "brax", _WHAT)
         running_statistics = load("brax.training.acme.running_statistics", "brax", _WHAT)
 except InputError as error:
     missing = error

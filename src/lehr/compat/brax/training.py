@@ -206,10 +206,10 @@ def train(
             updates=place.replicated(jnp.uint32(0)),
             environments=begin(keys["environments"]),
         )
-        step, origin = 0, saving.Origin(seed, steps_per_update)
+        step, origin = 0, saving.Origin(int(seed), int(steps_per_update))
         if save_checkpoint_path is not None or restore_checkpoint_path is not None:
             wrapped = {"episode_length": episode_length, "action_repeat": action_repeat}
-            origin = origin.of(begin, environments.names, num_envs, wrapped)
+            origin = origin.of(begin, carried.environments, environments.names, num_envs, wrapped)
         if restore_checkpoint_path is not None and restore_params is None and restore_value_fn:
             carried, keys, step = saving.restore(restore_checkpoint_path, origin, carried, keys)
             reports._num_steps = reports._last_log_steps = step // action_repeat  # it counts on from there
