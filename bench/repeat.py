@@ -59,10 +59,10 @@ else:
 
 
 def start(run: Path, order: list[Any], cache: Path, flags: str) -> subprocess.Popen[bytes]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     more = {"LEHR_CACHE": str(cache), "XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    others = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     command = [sys.executable, "-c", CHILD, json.dumps([*order, str(run)])]
-    return subprocess.Popen(command, env=os.environ | more, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=others | more, stdout=subprocess.DEVNULL)
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -110,6 +110,8 @@ if __name__ == "__main__":
     parser.add_argument("tasks", nargs="*", help=f"by default all of {', '.join(TASKS)} that are installed")
     parser.add_argument("--kill", action="store_true", help="kill what repeats a run, and resume it")
     arguments = parser.parse_args()
+    if unknown := set(arguments.tasks) - set(TASKS):
+        parser.error(f"there is no task {unknown.pop()!r}; known: {', '.join(TASKS)}")
     here = [name for name in TASKS if importlib.util.find_spec(NEEDS.get(name, "lehr"))]
     print(f"jax {metadata.version('jax')}", flush=True)
     with concurrent.futures.ThreadPoolExecutor(len(TASKS)) as pool:
