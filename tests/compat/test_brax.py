@@ -708,7 +708,7 @@ except ValueError as error: print(error)
 
 def test_two_devices_share_the_environments():
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
     }
     run = subprocess.run(
