@@ -14,12 +14,11 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Compiling takes most of the time of all tests: XLA's older way of writing machine code, less polished, takes half as
-# long. JAX 0.11 and newer do not have it, and would not start: there the tests run with what users have.
-QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_llvm_disable_expensive_passes=true"
-GIVEN = os.environ.get("XLA_FLAGS", "")
-if metadata.version("jaxlib").startswith("0.10.") and QUICKLY not in GIVEN:
-    os.environ["XLA_FLAGS"] = f"{GIVEN} {QUICKLY}".strip()
+# Compiling takes most of the time of all tests: XLA's older way of writing machine code takes half as long. JAX 0.11 and
+# newer do not have it, and would not start: there the tests run with what users have.
+FLAG, GIVEN = "--xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
+if metadata.version("jaxlib").startswith("0.10.") and FLAG not in GIVEN:
+    os.environ["XLA_FLAGS"] = f"{GIVEN} {FLAG}=false".strip()
 
 # Programs that are compiled here are neither taken from the user's cache nor left in it.
 os.environ["LEHR_CACHE"] = tempfile.mkdtemp(prefix="lehr-compiled-")
