@@ -392,3 +392,6 @@ def test_nested_it_says_where_it_belongs_and_there_it_works():
     model = model_of()
     learn(model, callback)
     assert model.rows.column("schedule/ent_coef") == by_hand(ENTROPY)
+    on_best.best_mean_reward = -np.inf
+    with pytest.raises(lehr.InputError, match="stands inside EvalCallback"):  # also after a training of its own
+        learn(model_of(), on_best)

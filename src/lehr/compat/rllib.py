@@ -9,26 +9,23 @@ learning rate and the entropy coefficient are in objects that the learners ask, 
 the weight of the divergence is a variable; the discount and lambda are in the piece that computes the advantages.
 """
 
-import importlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from lehr.compat.coefficients import clocked, collect
+from lehr.envs.optional import load
 from lehr.errors import InputError
 from lehr.schedules import COEFFICIENTS, Coefficient, FunctionSchedule
 from lehr.schedules.phases import check_total
 
 _Base: Any = object
-_missing: ImportError | None = None
+_missing: InputError | None = None
 try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
-        _Base = importlib.import_module("ray.rllib.callbacks.callbacks").RLlibCallback
-        _ppo = importlib.import_module("ray.rllib.algorithms.ppo")
-        _connectors = importlib.import_module("ray.rllib.connectors.learner")
-        _scheduler = importlib.import_module("ray.rllib.utils.schedules.scheduler")
-except ImportError as error:
+    _Base = load("ray.rllib.callbacks.callbacks", "rllib", "schedules").RLlibCallback
+    _ppo = load("ray.rllib.algorithms.ppo", "rllib", "schedules")
+    _connectors = load("ray.rllib.connectors.learner", "rllib", "schedules")
+    _scheduler = load("ray.rllib.utils.schedules.scheduler", "rllib", "schedules")
+except InputError as error:
     _missing = error  # said when schedules are made: this file itself can be imported without the package
 
 NAMES: Mapping[str, str] = {
@@ -102,7 +99,7 @@ def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> t
             list of `[step, value]` pairs, a `Schedule`, a function of env steps.
     """
     if _missing is not None:
-        raise _cannot_import(_missing)
+        raise _missing
     for name in coefficients:
         if name in ("value_clip_range", *COEFFICIENTS["value_clip_range"].aliases):
             raise InputError(
@@ -209,13 +206,3 @@ def _set(learner: Any, values: Mapping[str, float]) -> str | None:
 def _constant(learner: Any, value: float) -> Any:
     """RLlib's object for a value that stays."""
     return _scheduler.Scheduler(value, framework=learner.framework, device=learner.device)
-
-
-def _cannot_import(error: ImportError) -> InputError:
-    name = getattr(error, "name", None) or ""
-    if isinstance(error, ModuleNotFoundError) and name.partition(".")[0] == "ray":
-        return InputError("schedules needs the package ray, which is not installed: pip install 'lehr[rllib]'.")
-    return InputError(
-        f"The package ray is installed but its RLlib does not import ({error}): pip install 'lehr[rllib]' brings what "
-        "it needs."
-    )

@@ -9,25 +9,22 @@ training that is left, which `train()` calls: there, SB3's own constant function
 needs nothing of Lehr's to load.
 """
 
-import importlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from lehr.compat.coefficients import clocked, collect
+from lehr.envs.optional import load
 from lehr.errors import InputError, closest
 from lehr.schedules import FunctionSchedule
 from lehr.schedules.phases import check_total
 
 _Base: Any = object
-_missing: ImportError | None = None
+_missing: InputError | None = None
 try:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
-        _utils = importlib.import_module("stable_baselines3.common.utils")
-        _on_policy = importlib.import_module("stable_baselines3.common.on_policy_algorithm")
-        _Base = importlib.import_module("stable_baselines3.common.callbacks").BaseCallback
-except ImportError as error:
+    _utils = load("stable_baselines3.common.utils", "sb3", "ScheduleCallback")
+    _on_policy = load("stable_baselines3.common.on_policy_algorithm", "sb3", "ScheduleCallback")
+    _Base = load("stable_baselines3.common.callbacks", "sb3", "ScheduleCallback").BaseCallback
+except InputError as error:
     _missing = error  # said when a callback is made: this file itself can be imported without the package
 
 ATTRIBUTES: Mapping[str, str] = {
@@ -69,7 +66,7 @@ class ScheduleCallback(_Base):
 
     def __init__(self, *, total_timesteps: float | None = None, verbose: int = 0, **coefficients: Any) -> None:
         if _missing is not None:
-            raise _cannot_import(_missing)
+            raise _missing
         super().__init__(verbose)
         given = collect(coefficients, ATTRIBUTES, speaker="ScheduleCallback", example="ent_coef")
         self.total_timesteps = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
@@ -176,15 +173,3 @@ def _constant(value: float) -> Any:
     """SB3's function that is always this value; it has had two names for it."""
     make = getattr(_utils, "FloatSchedule", None) or _utils.get_schedule_fn
     return make(value)
-
-
-def _cannot_import(error: ImportError) -> InputError:
-    name = getattr(error, "name", None) or ""
-    if isinstance(error, ModuleNotFoundError) and name.partition(".")[0] == "stable_baselines3":
-        return InputError(
-            "ScheduleCallback needs the package stable_baselines3, which is not installed: pip install 'lehr[sb3]'."
-        )
-    return InputError(
-        f"The package stable_baselines3 is installed but does not import ({error}): pip install 'lehr[sb3]' brings "
-        "versions that work together."
-    )
