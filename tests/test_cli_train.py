@@ -168,7 +168,7 @@ def test_all_spellings_of_a_coefficient(monkeypatch, flags, values):
 
     monkeypatch.setattr(lehr, "train", train, raising=False)
     assert call("train", "ppo", "--total-steps", "1000", *flags)[0] == 1
-    del asked["run_dir"], asked["from_run"]
+    del asked["run_dir"], asked["from_run"], asked["trust"]
     _, settings = config.build([RunConfig, ppo.Config], asked)
     entropy_coef = config.coefficients(settings, total_steps=1000)["entropy_coef"]
     assert [entropy_coef(step) for step in (0, 500, 1000)] == pytest.approx(values)
@@ -361,7 +361,10 @@ def test_resume_of_a_finished_run_changes_nothing(copied):
     ("flags", "message"),
     [
         (["--seed", "1"], "seed is 1, but the run's is 0, which a resumed run keeps"),
-        (["--env", "Acrobot-v1"], "--env is 'Acrobot-v1', but a resumed run keeps its environment; leave --env out."),
+        (
+            ["--env", "Acrobot-v1"],
+            "env is 'Acrobot-v1', but a resumed run keeps its environment (CartPole-v1); drop the option.",
+        ),
         (["--preset", "classic"], "preset is 'classic', which fills in what is not given"),
         (["--num-envs", "8"], "is int32[4] in it, but int32[8] is expected"),
         (["--torso", "gru"], "There is no option '--torso'"),

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr import checkpoint, config, runs
+from lehr import checkpoint, config, plugins, runs
 from lehr.curves import learning_curve
 from lehr.envs import AnyEnvironment
+from lehr.envs.registry import own_code, own_code_in
 from lehr.errors import InputError
 from lehr.logging.jsonl import read
 from lehr.loop import Loop, ProgressFunction
@@ -64,6 +65,7 @@ def train(
     run_dir: str | Path | None = None,
     from_run: str | Path | None = None,
     progress_fn: ProgressFunction | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> Result:
     """Train, and return what was learned.
@@ -74,18 +76,22 @@ def train(
         run_dir: where everything about the run is kept; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
         from_run: a run to begin from: its state, its clock and its settings, but for those given here.
         progress_fn: called with the env steps so far and the newest metrics; if it returns `True` the run stops.
+        trust: whether code outside Lehr that `from_run` names may be run; what is named here is.
         settings: of `RunConfig`, of the algorithm's `Config` and of `NetworkConfig`, in one namespace; every
             coefficient takes any schedule.
     """
     instance = None if isinstance(env, str) else env
-    if isinstance(env, str):
-        settings["env"] = env
-    elif env is not None:
-        settings["env"] = type(env).__name__
+    if env is not None:
+        settings["env"] = env if isinstance(env, str) else type(env).__name__
     if from_run is None:
         plan = make_plan(algorithm, settings, instance)
     else:
-        plan = _fork(algorithm, runs.RunDirectory.open(from_run), settings, instance)
+        origin = runs.RunDirectory.open(from_run)
+        found, saved = _settings(origin)
+        if algorithm != found:
+            raise InputError(f"'{origin.path}' is a run of {found}; a run of {algorithm} cannot begin from it.")
+        check_trust(saved, f"The run '{origin.path}'", trust, env)
+        plan = _fork(algorithm, origin, saved, settings, instance)
     path = Path(run_dir or runs.default_path(algorithm, plan.run.env, plan.run.seed))
     existed = path.is_dir()
     with _writable(path):
@@ -104,16 +110,18 @@ def train(
 def resume(
     run: str | Path,
     *,
-    env: AnyEnvironment | None = None,
+    env: str | AnyEnvironment | None = None,
     progress_fn: ProgressFunction | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> Result:
     """Go on with a run that was stopped, as if it had not been.
 
     Args:
         run: its directory, or its name under `runs/`.
-        env: the environment, where it was not given by name.
+        env: the environment, where it was not given by name; its name, to say that its code may be run.
         progress_fn: as for `train`.
+        trust: whether code outside Lehr that the run names may be run.
         settings: that change; `total_steps` extends the run, and shares of the budget are then shares of the new one.
     """
     directory = runs.RunDirectory.open(run)
@@ -121,7 +129,12 @@ def resume(
         directory.lock()
     with directory:
         algorithm, saved = _settings(directory)
-        plan = make_plan(algorithm, _changed(saved, settings), env)
+        if isinstance(env, str) and env != saved["env"]:
+            raise InputError(
+                f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
+            )
+        check_trust(saved, f"The run '{directory.path}'", trust, env)
+        plan = make_plan(algorithm, _changed(saved, settings), None if isinstance(env, str) else env)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but the run's is {saved['seed']}, which a resumed run keeps; leave it out, "
@@ -136,11 +149,20 @@ def resume(
         return _run(plan, directory, loop)
 
 
-def load(run: str | Path, env: AnyEnvironment | None = None) -> Result:
-    """A run from its directory: its newest state, its policy, its settings and its metrics."""
+def load(run: str | Path, env: str | AnyEnvironment | None = None, *, trust: bool = False) -> Result:
+    """A run from its directory: its newest state, its policy, its settings and its metrics.
+
+    Args:
+        run: its directory, or its name under `runs/`.
+        env: the environment or its name, where it is not to be the run's.
+        trust: whether code outside Lehr that the run names may be run; see SECURITY.md.
+    """
     directory = runs.RunDirectory.open(run)
     algorithm, saved = _settings(directory)
-    plan = make_plan(algorithm, _without_functions(saved), env)
+    if isinstance(env, str) and env != saved["env"]:
+        saved |= {"env": env, "env_parameters": {}}
+    check_trust(saved, f"The run '{directory.path}'", trust, env)
+    plan = make_plan(algorithm, _without_functions(saved), None if isinstance(env, str) else env)
     state, _, _ = checkpoint.newest(directory.checkpoints, plan.state)
     result = _result(plan, directory, state)
     functions = {name: value for name, value in saved.items() if _is_function(value)}
@@ -153,6 +175,25 @@ def _settings(directory: runs.RunDirectory) -> tuple[str, dict[str, Any]]:
         raise InputError(f"The run '{directory.path}' ended before it began; remove it and start it anew.")
     saved = config.from_yaml(directory.config)
     return saved.pop("algorithm"), saved
+
+
+def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | AnyEnvironment | None = None) -> None:
+    """Refuse settings found in a file that would run code outside Lehr and its suites.
+
+    Args:
+        found: the settings.
+        where: the file or the run, for the message.
+        trust: whether the user trusts all of it.
+        named: the environment or its name, where the user gave it.
+    """
+    if trust:
+        return
+    settings = config.merge(found, {})  # in the spelling that `build` reads
+    env, parameters = str(settings.get("env", "")), settings.get("env_parameters")
+    if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
+        plugins.refuse_untrusted("env", env, module, where)
+    if (module := own_code_in(parameters)) is not None:
+        plugins.refuse_untrusted("env_parameters", str(parameters), module, where)
 
 
 def _changed(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -205,11 +246,14 @@ def _write_config(directory: runs.RunDirectory, plan: Plan) -> None:
     temporary.replace(directory.config)
 
 
-def _fork(algorithm: str, origin: runs.RunDirectory, settings: dict[str, Any], env: AnyEnvironment | None) -> Plan:
+def _fork(
+    algorithm: str,
+    origin: runs.RunDirectory,
+    saved: dict[str, Any],
+    settings: dict[str, Any],
+    env: AnyEnvironment | None,
+) -> Plan:
     """A new run that begins where another stands, with other settings."""
-    old_algorithm, saved = _settings(origin)
-    if algorithm != old_algorithm:
-        raise InputError(f"'{origin.path}' is a run of {old_algorithm}; a run of {algorithm} cannot begin from it.")
     old = make_plan(algorithm, _without_functions(saved), env)
     state, meta, _ = checkpoint.newest(origin.checkpoints, old.state)
     plan = make_plan(algorithm, _changed(saved, settings), env)

@@ -43,8 +43,6 @@ COMMANDS: dict[str, Command] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
-    if "" not in sys.path:
-        sys.path.append("")  # so that 'module:Class' finds an environment in the working directory
     try:
         arguments = _parse(words)
         return arguments.run(arguments) or 0
@@ -59,6 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             message = " ".join(str(error).splitlines())
             print("lehr:", message if mistake else f"{type(error).__name__}: {message}", file=sys.stderr)
         return 2 if mistake else 1
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """The options by which the user vouches for code that a run or a file names."""
+    parser.add_argument("--trust", action="store_true", help="run code outside Lehr that the run or file names")
+
+
+def find_own_code() -> None:
+    """Let `module:Class` be found in the working directory; called only once the user has named or trusted it."""
+    if "" not in sys.path:
+        sys.path.append("")
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from lehr.cli import output
+from lehr.cli import find_own_code, output
 from lehr.envs import check_env, make
 
 
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is wrong, and exit with 1 if anything is."""
+    find_own_code()
     problems = check_env(make(arguments.env))
     verdict = "does not keep to the protocol:" if problems else "keeps to the protocol."
     console = output.console()

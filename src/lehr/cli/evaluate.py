@@ -7,13 +7,14 @@ import numpy as np
 
 import lehr
 from lehr.cli import output
+from lehr.cli.loading import add_run, load_run
 from lehr.errors import InputError
 from lehr.logging.progress import short_number
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The run, and which episodes."""
-    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    add_run(parser)
     parser.add_argument("--episodes", type=int, default=100, metavar="INTEGER", help="how many (default: 100)")
     parser.add_argument("--sampled", action="store_true", help="draw the actions, instead of the most probable ones")
     parser.add_argument("--seed", type=int, default=0, metavar="INTEGER", help="of the episodes (default: 0)")
@@ -23,7 +24,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the returns and lengths of the episodes."""
     if arguments.episodes < 1:
         raise InputError(f"--episodes is {arguments.episodes}; it must be 1 or more.")
-    result = lehr.load(arguments.run_name)
+    result = load_run(arguments)
     found = lehr.evaluate(
         result.policy, result.env, arguments.episodes, seed=arguments.seed, greedy=not arguments.sampled
     )

@@ -7,9 +7,9 @@ from functools import partial
 import jax
 import numpy as np
 
-import lehr
 from lehr import render
 from lehr.cli import output
+from lehr.cli.loading import add_run, load_run
 from lehr.envs import Environment, HostEnvironment
 from lehr.envs.host import ask, own
 from lehr.errors import InputError
@@ -19,7 +19,7 @@ from lehr.types import Key, PyTree
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The run, which episode, and where the film goes."""
-    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    add_run(parser)
     parser.add_argument("--gif", metavar="FILE", help="where to write the film (default: play.gif in the run)")
     parser.add_argument("--seed", type=int, default=0, metavar="INTEGER", help="of the episode (default: 0)")
     parser.add_argument(
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Film an episode with the most probable actions."""
     if arguments.max_steps < 1:
         raise InputError(f"--max-steps is {arguments.max_steps}; it must be 1 or more.")
-    result = lehr.load(arguments.run_name)
+    result = load_run(arguments)
     path = arguments.gif or result.run_dir / "play.gif"
     if isinstance(result.env, HostEnvironment):
         frames, total = host_episode(result.env, result.policy, arguments.seed, arguments.max_steps)

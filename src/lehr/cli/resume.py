@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import lehr
 from lehr import algorithms, config, runs
+from lehr.cli import add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
 from lehr.plan import RunConfig
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     """The run, and a flag for each setting that may change; the network, the environment and the seed may not."""
     parser.usage = "lehr resume RUN [--total-steps STEPS] [--SETTING VALUE ...]"
     parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    add_trust(parser)
     if not words or words[0] in ("-h", "--help"):
         return
     if words[0].startswith("-"):
@@ -26,6 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 def run(arguments: argparse.Namespace) -> None:
     """Go on to the end of the budget, and say what came of it."""
     settings = config.given_flags(arguments)
-    if "env" in settings:
-        raise InputError(f"--env is {settings['env']!r}, but a resumed run keeps its environment; leave --env out.")
-    print_summary(lehr.resume(arguments.run_name, **settings))
+    if arguments.trust or "env" in settings:
+        find_own_code()
+    print_summary(lehr.resume(arguments.run_name, trust=arguments.trust, **settings))

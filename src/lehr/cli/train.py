@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 import lehr
 from lehr import algorithms, config, runs
-from lehr.cli import Parser
+from lehr.cli import Parser, add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.plan import RunConfig
+from lehr.training import check_trust
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         metavar="DIR",
         help="where all about the run is kept (default: runs/ALGORITHM-ENV-sSEED-TIME)",
     )
+    add_trust(parser)
     of = ["the run", *([] if algorithm is None else [algorithm]), "the network"]
     config.add_flags(parser, _classes(algorithm), [f"settings of {name}" for name in of])
 
@@ -51,11 +53,23 @@ def run(arguments: argparse.Namespace) -> None:
     """Train, and say what came of it."""
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
-    settings = config.merge(given, config.given_flags(arguments))
-    for name in ("run_dir", "from_run", "progress_fn"):  # arguments of train, which a key must not become
+    flags = config.given_flags(arguments)
+    if arguments.config:
+        found = {name: value for name, value in config.merge(given, {}).items() if name not in flags}
+        check_trust(found, f"The config '{arguments.config}'", arguments.trust)
+    if arguments.trust or "env" in flags:
+        find_own_code()
+    settings = config.merge(given, flags)
+    for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, which a key must not become
         if name in settings:
             raise InputError(f"The config {arguments.config} has {name!r}, which is no setting; remove it there.")
-    result = lehr.train(arguments.algorithm, run_dir=arguments.run_dir, from_run=arguments.from_run, **settings)
+    result = lehr.train(
+        arguments.algorithm,
+        run_dir=arguments.run_dir,
+        from_run=arguments.from_run,
+        trust=arguments.trust,
+        **settings,
+    )
     print_summary(result)
 
 

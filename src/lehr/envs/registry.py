@@ -2,11 +2,16 @@
 
 import difflib
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable
+import re
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
+from lehr import plugins
 from lehr.envs.base import Environment
 from lehr.envs.host import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
@@ -34,6 +39,7 @@ class _Entry(NamedTuple):
 
 
 _registry: dict[str, _Entry] = {}
+_NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:")
 
 
 def register(name: str, max_steps: int | None = None) -> Callable[[Factory], Factory]:
@@ -60,8 +66,9 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     """An environment by its name, with its standard time limit applied.
 
     `env` is a registered name (`"CartPole-v1"`), a name of another suite behind its prefix (`"brax:ant"`), an import
-    path `"module:Class"` of a class or function that returns an environment, or an environment, which is returned as it
-    is if it is one of Lehr's kind, and adapted if it is another suite's. The parameters go to the class or function.
+    path `"module:Class"` of a class or of a function annotated to return an environment, or an environment, which is
+    returned as it is if it is one of Lehr's kind, and adapted if it is another suite's. The parameters go to the class
+    or function.
 
     >>> make("MountainCar-v0", force=0.002)
     TimeLimit(env=MountainCar(force=0.002, goal_position=0.5), max_steps=200)
@@ -95,9 +102,7 @@ def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
     for prefix, package in ADAPTERS.items():
         if package in packages:
             return _adapter(prefix).adapt(env, **parameters)
-    if not isinstance(env, HostEnvironment) and not (
-        callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
-    ):
+    if not isinstance(env, HostEnvironment) and not _steps(env):
         raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
     if parameters:
         raise InputError(
@@ -107,10 +112,59 @@ def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
     return env
 
 
+def own_code(env: str) -> str | None:
+    """The module outside Lehr and its suites that making this environment would import; `None` where there is none.
+
+    >>> own_code("brax:ant"), own_code("CartPole-v1"), own_code("my_package.tasks:Maze")
+    (None, None, 'my_package.tasks')
+    >>> own_code("gym:my_package:Maze-v0")
+    'my_package'
+    """
+    prefix, colon, name = env.partition(":")
+    if env in _registry or not colon or plugins.is_lehrs(prefix):
+        return None
+    if prefix not in ADAPTERS:
+        return prefix
+    if prefix == "pettingzoo":
+        return None if _is_pettingzoos(name) else name
+    module, colon, _ = name.partition(":")
+    return module if colon else None
+
+
+def own_code_in(parameters: Any) -> str | None:
+    """The module that a text among an environment's parameters names: some suites import what they are told to wrap.
+
+    >>> own_code_in({"env_id": "my_package:Maze-v0"}), own_code_in({"backend": "spring"})
+    ('my_package', None)
+    """
+    return next((text.partition(":")[0] for text in _texts(parameters) if _NAMES_CODE.match(text)), None)
+
+
+def _is_pettingzoos(name: str) -> bool:
+    """Whether a module is one of PettingZoo's own, seen from its files."""
+    suites = _adapter("pettingzoo").SUITES
+    places = [f"pettingzoo.{name}", *(name for suite in suites if name.partition(".")[0] == suite)]
+    for place in places:
+        root, *path = place.split(".")
+        spec = importlib.util.find_spec(root)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            if Path(folder, *path).with_suffix(".py").is_file():
+                return True
+    return False
+
+
+def _texts(tree: Any) -> list[str]:
+    """All texts in a nest of mappings and lists."""
+    if isinstance(tree, Mapping):
+        return [text for pair in tree.items() for part in pair for text in _texts(part)]
+    if isinstance(tree, list | tuple):
+        return [text for item in tree for text in _texts(item)]
+    return [tree] if isinstance(tree, str) else []
+
+
 def _import(name: str) -> Callable[..., Environment]:
-    """The class or function that `module:attribute` names."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    """The class or function that `module:attribute` names; what makes no environments is refused, and not called."""
+    if ":" not in name:
         known = {registered.lower(): registered for registered in sorted(_registry, key=len)}
         near = [word for word in known if word.startswith(name.lower())]
         near = near or difflib.get_close_matches(name.lower(), known, n=1)
@@ -120,13 +174,30 @@ def _import(name: str) -> Callable[..., Environment]:
             f"behind its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or one of your own as "
             "'module:Class'."
         )
+    found = plugins.import_object(name, "environment")
+    if any(entry.factory is found for entry in _registry.values()) or _makes_environments(found):
+        return found
+    raise InputError(
+        f"{name!r} is {plugins.shortened(repr(found))}, which makes no environments; give a class with the methods "
+        "reset and step, or a function whose return type says that it makes one, as in 'def make() -> Environment'."
+    )
+
+
+def _makes_environments(factory: Any) -> bool:
+    """Whether it is an environment's class, or a function annotated to return one."""
+    if isinstance(factory, type):
+        return issubclass(factory, HostEnvironment) or _steps(factory)
+    if not callable(factory):
+        return False
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"The environment {name!r} could not be imported ({error}): give 'module:Class' with a module that "
-            "Python finds and a class or function in it."
-        ) from error
+        made = typing.get_type_hints(factory).get("return")
+    except Exception:  # an annotation that names what is not there says nothing
+        return False
+    return isinstance(made, type) and (issubclass(made, HostEnvironment) or _steps(made))
+
+
+def _steps(thing: Any) -> bool:
+    return callable(getattr(thing, "reset", None)) and callable(getattr(thing, "step", None))
 
 
 def _call(name: str, factory: Callable[..., Environment], parameters: dict[str, Any]) -> Environment:

@@ -1,0 +1,91 @@
+"""Code of the user's own, named as `module:Name`: how such a name becomes an object, and whose names are believed.
+
+A name that the user types, on the command line or in a call, is imported. A name found in a file, such as the config
+of a run, is imported only if it is part of Lehr or of an installed suite: otherwise whoever wrote the file would decide
+what runs here. See SECURITY.md.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from lehr.errors import InputError
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_reference(text: Any) -> bool:
+    """Whether a text has the form `module:Name`.
+
+    >>> is_reference("my_package.tasks:Maze"), is_reference("CartPole-v1"), is_reference("::")
+    (True, False, False)
+    """
+    return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
+
+
+def import_object(reference: str, what: str) -> Any:
+    """The object that `module:Name` names.
+
+    >>> import_object("math:pi", "number")
+    3.141592653589793
+    """
+    if not is_reference(reference):
+        raise InputError(
+            f"The {what} {reference!r} is not of the form 'module:Name', such as 'my_package.tasks:Maze'; correct it."
+        )
+    module, _, path = reference.partition(":")
+    try:
+        found = importlib.import_module(module)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"The {what} {reference!r} could not be imported ({error}); give 'module:Name' with a module that Python "
+            "finds and a name in it."
+        ) from error
+    return found
+
+
+def is_lehrs(module: str) -> bool:
+    """Whether a module is part of Lehr."""
+    return module.partition(".")[0] == "lehr"
+
+
+def origin(module: str) -> str:
+    """The file that importing a module would run, found without running anything."""
+    root = module.partition(".")[0]
+    spec = None
+    if root not in sys.builtin_module_names:
+        spec = importlib.util.find_spec(root) or importlib.machinery.PathFinder.find_spec(root, [str(Path.cwd())])
+        if spec is None:
+            return "a module that is not installed"
+    return "a module of Python itself" if spec is None or not spec.origin else f"'{spec.origin}'"
+
+
+def refuse_untrusted(what: str, name: str, module: str, where: str) -> None:
+    """Raise for a name found in a file that would run somebody's own code.
+
+    Args:
+        what: the setting, `env` for example, which is also the flag that names it.
+        name: its value.
+        module: the module that would be imported.
+        where: the file or run that it was found in.
+    """
+    raise InputError(
+        f"{where} says {what}: {shortened(name)}, which would run code from {origin(module)}; if you trust it, give "
+        f"--trust (trust=True in Python), or name it yourself with --{what} {shortened(name)}."
+    )
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text, cut in the middle where it is long.
+
+    >>> shortened("a" * 10, most=5)
+    'aa…aa'
+    """
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
