@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.algorithms import ppo
-from lehr.coefficients import population
 from lehr.config import coefficients
-from lehr.envs.chain import DeepChain
-from lehr.iteration import assemble, initial_state, iteration
+from lehr.envs.builtin.chain import DeepChain
 from lehr.networks import NetworkConfig, actor_critic
-from lehr.plan import use_compilation_cache
-from lehr.plots import COLOURS, save_figure, steps_text, tidy
+from lehr.report.plots import COLOURS, save_figure, steps_text, tidy
+from lehr.schedules.bundle import population
+from lehr.training.iteration import assemble, initial_state, iteration
+from lehr.training.plan import use_compilation_cache
 
 CONSTANTS = ["0", "0.01", "0.03", "0.1", "0.3", "0.5", "1", "3"]
 SCHEDULES = ["1 -> 0", "3 -> 0", "3 -> 0 cosine"]

@@ -24,7 +24,7 @@ class DropIn:
     def _in_their_place(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         from lehr.compat import brax
         from lehr.compat.brax import loss, saving
-        from lehr.envs.optional import by_their_rules
+        from lehr.envs.suites.foreign import by_their_rules
 
         theirs = {name: importlib.import_module(f"{PLACE}.{name}") for name in ("train", "losses", "checkpoint")}
         monkeypatch.setattr(theirs["train"], "train", brax.train)

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lehr.envs.written_out import written_out
+from lehr.kernels.written_out import written_out
 
 warnings.simplefilter("ignore")
 STEPS = 10

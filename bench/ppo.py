@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from lehr.algorithms import ppo
-from lehr.coefficients import population
 from lehr.config import coefficients
-from lehr.iteration import assemble, chunk
 from lehr.networks import NetworkConfig
+from lehr.schedules.bundle import population
+from lehr.training.iteration import assemble, chunk
 
 Runner = Callable[[int], Any]
 Settings = dict[str, Any]

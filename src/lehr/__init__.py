@@ -12,17 +12,17 @@ from lehr.schedules import Schedule, resolve_coefficient, resolve_entropy_coeffi
 
 if TYPE_CHECKING:
     from lehr import envs
-    from lehr.evaluation import evaluate
-    from lehr.training import Result, load, resume, train
+    from lehr.acting.evaluation import evaluate
+    from lehr.training.api import Result, load, resume, train
 
 __version__ = "0.1.0.dev0"
 
 _LATER = {
-    "Result": "lehr.training",
-    "evaluate": "lehr.evaluation",
-    "load": "lehr.training",
-    "resume": "lehr.training",
-    "train": "lehr.training",
+    "Result": "lehr.training.api",
+    "evaluate": "lehr.acting.evaluation",
+    "load": "lehr.training.api",
+    "resume": "lehr.training.api",
+    "train": "lehr.training.api",
 }
 
 __all__ = [

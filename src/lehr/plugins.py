@@ -1,4 +1,4 @@
-"""Code of the user's own, named as `module:Name`: how such a name becomes an object, and whose names are believed.
+"""Code from outside of Lehr: packages that are optional, and the user's own, named as `module:Name`.
 
 A name that the user types, on the command line or in a call, is imported. A name found in a file, such as the config
 of a run, is imported only if it is part of Lehr or of an installed suite: otherwise whoever wrote the file would decide
@@ -10,12 +10,38 @@ import importlib.machinery
 import importlib.util
 import re
 import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lehr.errors import InputError
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def require(package: str, extra: str, what: str = "This environment") -> ModuleType:
+    """Import an optional package, or say how to get it.
+
+    Args:
+        package: what to import, `brax.envs` for example.
+        extra: the extra of Lehr that installs it.
+        what: what needs it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
+            return importlib.import_module(package)
+    except ImportError as error:
+        root = package.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root:
+            raise InputError(
+                f"{what} needs the package {root}, which is not installed: pip install 'lehr[{extra}]'."
+            ) from None
+        raise InputError(
+            f"The package {root} is installed but does not import ({error}): pip install 'lehr[{extra}]' brings "
+            "versions that work together."
+        ) from error
 
 
 def is_reference(text: Any) -> bool:

@@ -84,7 +84,7 @@ class Actor(NamedTuple):
     carry: PyTree
     """Leaves `[N, ...]`: the network's memory."""
     episodes: PyTree
-    """`lehr.rollout.Episodes`, `[N]` each: the episodes under way."""
+    """`lehr.acting.rollout.Episodes`, `[N]` each: the episodes under way."""
 
 
 class TrainState(NamedTuple):

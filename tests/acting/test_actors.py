@@ -19,18 +19,18 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import lehr
-from lehr import checkpoint
-from lehr.actors import ActorRunner, Blueprint, Pool
-from lehr.actors import pool as pool_module
-from lehr.actors import worker as worker_module
-from lehr.actors.links import LINKS, ProcessLink, _serve
-from lehr.actors.worker import ActorLost, Arrival, Weights, Worker
-from lehr.envs.host import EnvironmentFailed
+from lehr.acting.actors import ActorRunner, Blueprint, Pool
+from lehr.acting.actors import actor as worker_module
+from lehr.acting.actors import pool as pool_module
+from lehr.acting.actors.actor import ActorLost, Arrival, Weights, Worker
+from lehr.acting.actors.links import LINKS, ProcessLink, _serve
+from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
-from lehr.host import Interrupted
-from lehr.loop import RunFailed
-from lehr.plan import make_plan
-from lehr.runners import make_runner
+from lehr.training import checkpoint
+from lehr.training.loop import RunFailed
+from lehr.training.plan import make_plan
+from lehr.training.runners.device import make_runner
+from lehr.training.runners.host import Interrupted
 from tests.small import SMALL
 
 TASKS = "gym:tests.envs.gym_tasks:"

@@ -8,8 +8,8 @@ import pytest
 import lehr
 from lehr import envs
 from lehr.envs import TimeLimit
-from lehr.envs.probes import FinalObservation, Truncated
-from lehr.plan import make_plan
+from lehr.envs.builtin.probes import FinalObservation, Truncated
+from lehr.training.plan import make_plan
 
 SMALL = {"num_envs": 2, "horizon": 4, "minibatches": 1, "hidden_sizes": (8,), "recurrent_size": 8, "total_steps": 8}
 
@@ -55,7 +55,7 @@ def test_an_episode_ends_at_its_time_limit(probe, value):
 
 
 def test_an_episode_without_an_end_counts_as_it_stands(monkeypatch):
-    monkeypatch.setattr("lehr.evaluation.MOST_STEPS", 11)
+    monkeypatch.setattr("lehr.acting.evaluation.MOST_STEPS", 11)
     policy, env = policy_of(Truncated())
     assert lehr.evaluate(policy, env, episodes=2).lengths.tolist() == [11, 11]
 
@@ -92,8 +92,8 @@ def test_every_agent_of_an_environment_has_its_return():
 
 def test_greedy_and_sampled_share_one_compiled_program(count_traces, monkeypatch):
     policy, env = policy_of(TimeLimit(Truncated(), 5))
-    counted = count_traces(lehr.policy.PolicyProgram.act)
-    monkeypatch.setattr(lehr.policy.PolicyProgram, "act", lambda *arguments: counted(*arguments))
+    counted = count_traces(lehr.acting.policy.PolicyProgram.act)
+    monkeypatch.setattr(lehr.acting.policy.PolicyProgram, "act", lambda *arguments: counted(*arguments))
     for greedy in (True, False):
         lehr.evaluate(policy, env, episodes=2, greedy=greedy)
     traces = counted.traces

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.normalise import RunningStatistics, update
-from lehr.plan import make_plan
-from lehr.policy import clip_to
+from lehr.acting.policy import clip_to
+from lehr.maths.normalise import RunningStatistics, update
 from lehr.spaces import Box, Discrete
+from lehr.training.plan import make_plan
 
 SMALL = {"num_envs": 2, "horizon": 4, "minibatches": 1, "hidden_sizes": (8,), "recurrent_size": 8, "total_steps": 8}
 
@@ -94,7 +94,7 @@ def test_observations_are_normalised_by_the_statistics_of_the_run(observations):
         learner=plan.state.learner._replace(params=jax.tree.map(lambda x: 30 * x, plan.state.learner.params)),
     )
     policy = plan.policy(state)
-    plain = lehr.policy.Policy(policy.program, lehr.policy.PolicyParameters(policy.learned.params, ()))
+    plain = lehr.acting.policy.Policy(policy.program, lehr.acting.policy.PolicyParameters(policy.learned.params, ()))
     expected = plain((learned_from - learned_from.mean(0)) / learned_from.std(0)).tolist()
     assert policy(learned_from).tolist() == expected
     assert plain(learned_from).tolist() != expected

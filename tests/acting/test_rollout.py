@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr.acting.rollout import Episodes, collect, follow_episodes, initial_actor, prepare, waiting
 from lehr.envs import Environment, TimeLimit
 from lehr.envs.base import NEVER
+from lehr.maths.normalise import EPSILON, initial_statistics, update
 from lehr.networks import NetworkConfig, actor_critic
-from lehr.normalise import EPSILON, initial_statistics, update
-from lehr.rollout import Episodes, collect, follow_episodes, initial_actor, prepare, waiting
 from lehr.spaces import Box, Discrete
 from lehr.types import Timestep
 

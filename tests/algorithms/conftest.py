@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
-from lehr.coefficients import Coefficients
 from lehr.config import build
 from lehr.envs import Environment
-from lehr.iteration import Program, assemble, chunk, metric_names
+from lehr.schedules.bundle import Coefficients
 from lehr.spaces import Box, Discrete, MultiDiscrete
+from lehr.training.iteration import Program, assemble, chunk, metric_names
 from lehr.types import Timestep, TrainState
 
 MOST = 400

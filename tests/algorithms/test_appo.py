@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.advantages import vtrace_of
 from lehr.algorithms import appo, ppo
 from lehr.errors import InputError
-from lehr.iteration import iteration
+from lehr.maths.advantages import vtrace_of
+from lehr.training.iteration import iteration
 from tests.algorithms.rollouts import (
     assert_params_close,
     assert_steps_not_taken_teach_nothing,

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.advantages import advantages_of, vtrace_of
+from lehr.acting.rollout import collect
 from lehr.algorithms import impala
 from lehr.errors import InputError
-from lehr.iteration import iteration
-from lehr.rollout import collect
+from lehr.maths.advantages import advantages_of, vtrace_of
+from lehr.training.iteration import iteration
 from tests.algorithms.rollouts import (
     assert_steps_not_taken_teach_nothing,
     learned_from,

@@ -17,7 +17,7 @@ from bench.references import (
 )
 from lehr import algorithms
 from lehr.config import build
-from lehr.iteration import assemble, chunk, metric_names
+from lehr.training.iteration import assemble, chunk, metric_names
 
 PENDULUM = {
     "num_envs": 32,

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr import algorithms, config, windows
+from lehr import algorithms, config
 from lehr.algorithms import ppo, recurrent_ppo
 from lehr.cli import main
 from lehr.errors import InputError
+from lehr.maths import sequences
 from lehr.networks import NetworkConfig
-from lehr.plan import make_plan
+from lehr.training.plan import make_plan
 from tests.algorithms.rollouts import (
     SEGMENTS,
     STEPS,
@@ -63,7 +64,7 @@ def walk(torso, params, carry, begin, end):
 def test_windows_are_complete_disjoint_and_in_order(window):
     steps, segments = np.meshgrid(np.arange(STEPS), np.arange(SEGMENTS), indexing="ij")
     pairs = jnp.stack([jnp.asarray(steps), jnp.asarray(segments)], -1)
-    found = np.asarray(windows.cut({"pairs": pairs}, window)["pairs"])
+    found = np.asarray(sequences.cut({"pairs": pairs}, window)["pairs"])
     assert found.shape == (window, STEPS // window * SEGMENTS, 2)
     assert sorted(map(tuple, found.reshape(-1, 2))) == [(t, n) for t in range(STEPS) for n in range(SEGMENTS)]
     for column in range(found.shape[1]):
@@ -81,7 +82,7 @@ def test_the_memory_of_a_window_is_the_one_lived_through(torso, window, burn_in)
     @jax.jit
     def carries():
         unroll = partial(network.unroll, params)
-        return windows.carries(unroll, rollout.carry, rollout.obs, rollout.reset, window, burn_in)
+        return sequences.carries(unroll, rollout.carry, rollout.obs, rollout.reset, window, burn_in)
 
     found = carries()
     for index in range(STEPS // window):
@@ -163,8 +164,8 @@ def test_a_reset_inside_the_burn_in_clears_the_memory():
 
     @jax.jit
     def memory(obs, reset):
-        start = windows.burn_ins(unroll, rollout.carry, obs, reset, window=3, burn_in=2)
-        return jax.tree.map(lambda x: x[SEGMENTS:], windows.burnt_in(unroll, start))
+        start = sequences.burn_ins(unroll, rollout.carry, obs, reset, window=3, burn_in=2)
+        return jax.tree.map(lambda x: x[SEGMENTS:], sequences.burnt_in(unroll, start))
 
     expected, _, _ = network.step(params, network.initial_carry((SEGMENTS,)), rollout.obs[2], never[2])
     assert_params_close(memory(rollout.obs, reset), expected)

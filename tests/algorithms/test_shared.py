@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
-from lehr import iteration as core
-from lehr.coefficients import bundle, population
+from lehr.acting.rollout import Collected
 from lehr.config import coefficients as coefficients_of
 from lehr.config import describe
 from lehr.envs import TimeLimit, Wrapper
 from lehr.envs.base import NEVER
-from lehr.envs.probes import (
+from lehr.envs.builtin.probes import (
     PROBES,
     TIME_LIMIT,
     ConstantReward,
@@ -26,9 +25,10 @@ from lehr.envs.probes import (
     Truncated,
 )
 from lehr.errors import InputError
-from lehr.iteration import chunk, iteration, metric_names
-from lehr.rollout import Collected
 from lehr.schedules import COEFFICIENTS, env_steps, schedule
+from lehr.schedules.bundle import bundle, population
+from lehr.training import iteration as core
+from lehr.training.iteration import chunk, iteration, metric_names
 from lehr.types import Rollout
 
 pytestmark = pytest.mark.parametrize("algorithm", algorithms.names())

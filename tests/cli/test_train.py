@@ -24,11 +24,11 @@ from lehr.cli import main
 from lehr.cli.play import episode
 from lehr.cli.summary import print_summary
 from lehr.envs import Environment
-from lehr.logging.jsonl import read
 from lehr.networks import NetworkConfig
-from lehr.plan import RunConfig, make_plan
-from lehr.runs import RunDirectory
+from lehr.report.loggers.jsonl import read
 from lehr.spaces import Box, Discrete
+from lehr.training.directory import RunDirectory
+from lehr.training.plan import RunConfig, make_plan
 from lehr.types import Timestep
 
 SCHEDULE = "0.03 -> 0.001 cosine"
@@ -526,7 +526,7 @@ def test_doctor_notices_a_device_that_computes_wrongly(monkeypatch):
 
 def test_check_env(tmp_path, monkeypatch):
     assert call("check-env", "CartPole-v1") == (0, "CartPole-v1 keeps to the protocol.\n", "")
-    source = "from lehr.envs.classic import CartPole\nclass Broken(CartPole):\n    num_agents = 0\n"
+    source = "from lehr.envs.builtin.classic import CartPole\nclass Broken(CartPole):\n    num_agents = 0\n"
     (tmp_path / "my_environments.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     code, out, _ = call("check-env", "my_environments:Broken")

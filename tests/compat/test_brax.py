@@ -21,11 +21,11 @@ import pytest
 
 import lehr
 from lehr.compat.brax import load_policy, saving, theirs, train, training
-from lehr.compat.brax.coefficients import NAMES, annealed, coefficients
+from lehr.compat.brax.epoch import Carried, Learned
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, lambda_advantages, ppo_loss, quantile_huber_loss
+from lehr.compat.brax.numbers import NAMES, annealed, coefficients
 from lehr.compat.brax.pixels import shifted
-from lehr.compat.brax.program import Carried, Learned
-from lehr.envs.optional import by_their_rules
+from lehr.envs.suites.foreign import by_their_rules
 from lehr.errors import InputError
 from lehr.schedules import env_steps
 

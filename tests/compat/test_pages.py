@@ -17,8 +17,8 @@ import pytest
 import lehr
 from lehr import algorithms, config
 from lehr.networks import NetworkConfig
-from lehr.plan import RunConfig
 from lehr.schedules import COEFFICIENTS, coefficient
+from lehr.training.plan import RunConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
 FRAMEWORKS = (DOCS / "other-frameworks.md").read_text(encoding="utf-8")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.envs import craftax, make
-from lehr.envs.jaxdem import JaxDEM, Template, adapt
+from lehr.envs import make
+from lehr.envs.suites import craftax
+from lehr.envs.suites.jaxdem import JaxDEM, Template, adapt
 
 LIMIT, DISCOUNT = 3, 0.7
 

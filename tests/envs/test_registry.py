@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from lehr.envs import Environment, TimeLimit, make, names, register
-from lehr.envs.classic import CartPole
+from lehr.envs.builtin.classic import CartPole
 from lehr.errors import InputError
 from lehr.spaces import Dict
 
@@ -23,7 +23,7 @@ def test_make_applies_the_standard_time_limit_and_the_parameters():
 def test_make_takes_objects_and_import_paths():
     env = CartPole()
     assert make(env) is env
-    assert make("lehr.envs.classic:CartPole", force=5.0) == CartPole(force=5.0)
+    assert make("lehr.envs.builtin.classic:CartPole", force=5.0) == CartPole(force=5.0)
 
 
 def test_register_adds_a_name(monkeypatch):
@@ -43,7 +43,7 @@ def test_register_adds_a_name(monkeypatch):
         ("CartPole", {}, "did you mean 'CartPole-v1'"),
         ("MountainCarContinous-v0", {}, "did you mean 'MountainCarContinuous-v0'"),
         ("no_such_module:Env", {}, "could not be imported"),
-        ("lehr.envs.classic:Cart", {}, "could not be imported"),
+        ("lehr.envs.builtin.classic:Cart", {}, "could not be imported"),
         ("CartPole-v1", {"gravty": 1}, "'gravty'.*its parameters are: gravity, cart_mass"),
         (CartPole(), {"gravity": 1}, "gravity came with an environment that exists already"),
         (3, {}, "3 has not"),

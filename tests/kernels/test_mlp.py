@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lehr.algorithms import ppo, trpo
-from lehr.networks import NetworkConfig, actor_critic, fused
+from lehr.kernels import mlp as fused
+from lehr.networks import NetworkConfig, actor_critic
 from lehr.networks.torsos import ACTIVATIONS
 from lehr.spaces import Box, Discrete
 from lehr.types import Rollout

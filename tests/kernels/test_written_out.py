@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.envs.written_out import MOST_PLACES, written_out
+from lehr.kernels.written_out import MOST_PLACES, written_out
 
 PARENTS = np.array([-1, 0, 1, 0, 3])
 X = jax.random.normal(jax.random.key(0), (6, 5, 3))

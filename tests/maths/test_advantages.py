@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lehr.advantages import corrected_gae, gae, lambda_returns, linear_recurrence, vtrace
+from lehr.maths.advantages import corrected_gae, gae, lambda_returns, vtrace
+from lehr.maths.recurrence import linear_recurrence
 
 STEPS, ENVIRONMENTS = 12, 3
 

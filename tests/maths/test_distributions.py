@@ -9,8 +9,8 @@ import pytest
 import scipy.stats
 from scipy.integrate import quad
 
-from lehr.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from lehr.errors import InputError
+from lehr.maths.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 
 PROBS = np.array([0.05, 0.6, 0.0, 0.25, 0.1, 0.0])
 NVEC = (2, 4, 3)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.losses import (
+from lehr.maths.losses import (
     approximate_kl,
     clip_fraction,
     clipped_surrogate,

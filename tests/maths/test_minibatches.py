@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lehr.errors import InputError
-from lehr.minibatches import flat, permutation, priorities, prioritised, segments, shuffled, take
+from lehr.maths.minibatches import flat, permutation, priorities, prioritised, segments, shuffled, take
 
 PRIORITIES = jnp.array([0.5, 4.0, 1.0, 2.0, 3.0])
 LEAST_P = 1e-3

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.normalise import (
+from lehr.maths.normalise import (
     RunningStatistics,
     denormalise,
     initial_scaling,

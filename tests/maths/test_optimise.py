@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from lehr.errors import InputError
-from lehr.optimise import ELEMENTWISE, optimiser
+from lehr.maths.optimise import ELEMENTWISE, optimiser
 
 RATES = (0.1, 0.03, 0.3, 0.0)
 """A rate for each step, as a schedule would give them."""

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from lehr.errors import InputError
+from lehr.maths.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
 

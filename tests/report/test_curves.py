@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lehr import InputError
-from lehr.curves import learning_curve, learning_figure
+from lehr.report.curves import learning_curve, learning_figure
 
 
 def metrics(rows=50, **columns):

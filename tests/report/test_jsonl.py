@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lehr.errors import InputError
-from lehr.logging import jsonl
+from lehr.report.loggers import jsonl
 
 
 def write(path, *rows):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lehr.logging import JsonLines, Loggers, TensorBoard, jsonl
+from lehr.report.loggers import JsonLines, Loggers, TensorBoard, jsonl
 
 
 class Recorder:

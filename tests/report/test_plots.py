@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lehr import InputError, schedule
-from lehr.plots import Span, chart, figure, samples, save_figure, span, steps_text
+from lehr.report.plots import Span, chart, figure, samples, save_figure, span, steps_text
 
 
 def area_of(text, margin):

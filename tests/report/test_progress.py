@@ -8,8 +8,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from lehr.logging import progress
-from lehr.logging.progress import Progress
+from lehr.report.loggers import progress
+from lehr.report.loggers.progress import Progress
 
 METRICS = {
     "loss/total": 1.0,

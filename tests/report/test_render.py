@@ -10,7 +10,7 @@ from PIL import Image
 
 from lehr import InputError
 from lehr.envs import Batch, ClipAction, EpisodeStatistics, FrameStack, TimeLimit, make
-from lehr.envs.classic import (
+from lehr.envs.builtin.classic import (
     Acrobot,
     AcrobotState,
     CartPole,
@@ -21,8 +21,8 @@ from lehr.envs.classic import (
     Pendulum,
     PendulumState,
 )
-from lehr.envs.swarm import Swarm, SwarmState
-from lehr.render import frame, save_gif
+from lehr.envs.builtin.swarm import Swarm, SwarmState
+from lehr.report.render import frame, save_gif
 
 KEY = jax.random.key(0)
 ORANGE = (230, 159, 0)

@@ -6,8 +6,8 @@ import zlib
 import numpy as np
 import pytest
 
-from lehr.logging import tensorboard
-from lehr.logging.tensorboard import TensorBoard, crc32c
+from lehr.report.loggers import tensorboard
+from lehr.report.loggers.tensorboard import TensorBoard, crc32c
 
 
 def scalars(directory):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lehr.errors import InputError
-from lehr.logging import WeightsAndBiases
+from lehr.report.loggers import WeightsAndBiases
 
 
 class Stub:

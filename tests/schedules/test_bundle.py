@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.coefficients import bundle, population
 from lehr.errors import InputError
 from lehr.schedules import FunctionSchedule, adaptive_kl, env_steps, schedule, target_entropy
+from lehr.schedules.bundle import bundle, population
 
 TOTAL, PER_UPDATE = 6400, 64
 TEXTS = {

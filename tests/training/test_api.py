@@ -18,13 +18,15 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr import checkpoint, cli, iteration, runs
+from lehr import cli
 from lehr.envs import Environment, register, registry
 from lehr.errors import InputError
-from lehr.logging import JsonLines
-from lehr.loop import CHUNK_SECONDS, MOST_UPDATES, RunFailed, _next_count
+from lehr.report.loggers import JsonLines
 from lehr.schedules import env_steps
 from lehr.spaces import Box, Discrete
+from lehr.training import checkpoint, iteration
+from lehr.training.directory import RunDirectory, write_json
+from lehr.training.loop import CHUNK_SECONDS, MOST_UPDATES, RunFailed, _next_count
 from lehr.types import Timestep
 
 STEPS = 4 * 8
@@ -130,7 +132,7 @@ def params_of(run):
 
 
 def status_of(run):
-    return runs.RunDirectory(Path(run)).read_status()
+    return RunDirectory(Path(run)).read_status()
 
 
 # The program -------------------------------------------------------------------------------------------------------
@@ -206,7 +208,9 @@ def test_evaluations_come_at_their_updates_and_at_the_end(watched):
     last, result = rows[-1], watched.result
     key = iteration.derive(jax.random.key(0), "evaluate", 40)
     for name, greedy in (("evaluate/return", True), ("evaluate/return_sampled", False)):
-        seen = lehr.evaluation.Evaluator(result.env, result.policy.program, 3)(result.policy.learned, key, greedy)
+        seen = lehr.acting.evaluation.Evaluator(result.env, result.policy.program, 3)(
+            result.policy.learned, key, greedy
+        )
         assert last[name] == float(seen.returns.mean())
 
 
@@ -293,7 +297,7 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(settings, sentence, train
     with pytest.raises(lehr.InputError, match=sentence):
         train(**settings)
     assert list(tmp_path.rglob("*")) == [tmp_path / "run"]  # what the user made stays, empty and not locked
-    with runs.RunDirectory(tmp_path / "run"):
+    with RunDirectory(tmp_path / "run"):
         pass
 
 
@@ -420,7 +424,7 @@ def whole_losses(result):
 
 
 def test_an_evaluation_that_is_not_a_number_is_not_the_best(train, monkeypatch):
-    monkeypatch.setattr("lehr.evaluation.MOST_STEPS", 50)
+    monkeypatch.setattr("lehr.acting.evaluation.MOST_STEPS", 50)
     result = train(
         "Broken-v0", **BROKEN | {"evaluate_episodes": 2, "evaluate_every": STEPS * 10, "total_steps": STEPS * 20}
     )
@@ -433,7 +437,7 @@ def test_an_evaluation_that_is_not_a_number_is_not_the_best(train, monkeypatch):
 
 def test_an_error_in_the_progress_function_is_raised_after_everything_is_saved(train, tmp_path, monkeypatch):
     whole = train(name="whole")
-    monkeypatch.setattr("lehr.loop._next_count", lambda count, pace: 1)
+    monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
 
     def fails(step, metrics):
         return 1 / 0 if step > STEPS * 9 else None
@@ -485,9 +489,7 @@ def test_a_full_disk_fails_the_run_with_a_sentence_and_loses_nothing(owner, name
 def test_a_disk_that_takes_no_status_either_does_not_hide_the_reason(train, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(JsonLines, "flush", full_after(JsonLines.flush, [], 9))
-        patch.setattr(
-            runs, "write_json", full_after(runs.write_json, [], len(["status", "versions", "git", "running"]))
-        )
+        patch.setattr(runs, "write_json", full_after(write_json, [], len(["status", "versions", "git", "running"])))
         with pytest.raises(RunFailed, match="No space left on device"):
             train()
     lehr.resume(tmp_path / "run")
@@ -534,13 +536,13 @@ def table_of(title):
 def test_every_block_and_command_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"evaluate_episodes": 5, "num_envs": 8, "horizon": 32, "hidden_sizes": (8,), "progress": False}
-    original = lehr.training.train
+    original = lehr.training.api.train
 
     def train(*arguments, **settings):
         extra = {"progress": False} if settings.get("from_run") else small
         return original(*arguments, **extra | settings)
 
-    monkeypatch.setattr(lehr.training, "train", train)
+    monkeypatch.setattr(lehr.training.api, "train", train)
     namespace: dict[str, Any] = {}
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     assert len(blocks) > 8

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr import checkpoint
-from lehr.checkpoint import CheckpointError
 from lehr.errors import InputError
+from lehr.training import checkpoint
+from lehr.training.checkpoint import CheckpointError
 
 DTYPES = [
     *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "int64", "uint64"),
@@ -235,7 +235,7 @@ def test_a_kill_before_any_file_operation_leaves_a_whole_checkpoint(tmp_path, mo
 SAVES_FOREVER = """
 import sys, itertools, numpy as np
 from pathlib import Path
-from lehr import checkpoint
+from lehr.training import checkpoint
 for value in itertools.count():
     state = {"a": np.full(50_000, value), "b": np.full(1000, -value)}
     checkpoint.save(Path(sys.argv[1]), state, value // 2, {"value": value}, keep=1)

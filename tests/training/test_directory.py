@@ -12,13 +12,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from lehr import runs
 from lehr.errors import InputError
-from lehr.runs import RunDirectory
+from lehr.training.directory import RunDirectory, default_path, git_state, write_text
 
 HOLDS_THE_LOCK = """
 import sys
-from lehr.runs import RunDirectory
+from lehr.training.directory import RunDirectory
 with RunDirectory.open(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()
@@ -85,11 +84,11 @@ def test_a_start_that_was_killed_before_its_first_file_can_be_repeated(tmp_path)
 
 
 def test_default_names_are_readable_and_free(tmp_path):
-    first = runs.default_path("ppo", "ALE/Pong-v5", 3, tmp_path)
+    first = default_path("ppo", "ALE/Pong-v5", 3, tmp_path)
     assert re.fullmatch(r"ppo-ALE-Pong-v5-s3-\d{8}-\d{6}", first.name)
     assert first.parent == tmp_path
     for _ in range(5):
-        make(runs.default_path("ppo", "CartPole-v1", 0, tmp_path))
+        make(default_path("ppo", "CartPole-v1", 0, tmp_path))
     assert len(list(tmp_path.iterdir())) == 5
 
 
@@ -110,9 +109,9 @@ def test_the_commit_and_changes_of_tracked_files_are_told(tmp_path):
     git(tmp_path, "commit", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
     assert json.loads(make("runs/a").git.read_text()) == {"commit": commit, "dirty": False}
-    assert runs.git_state() == {"commit": commit, "dirty": False}  # the run's own files are no change of the code
+    assert git_state() == {"commit": commit, "dirty": False}  # the run's own files are no change of the code
     (tmp_path / "code.py").write_text("2")
-    assert runs.git_state() == {"commit": commit, "dirty": True}
+    assert git_state() == {"commit": commit, "dirty": True}
 
 
 @pytest.mark.usefixtures("_in_tmp_path")
@@ -120,7 +119,7 @@ def test_without_a_repository_or_git_there_is_no_git_file(tmp_path, monkeypatch)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert not make("a").git.exists()
     git(tmp_path, "init")
-    assert runs.git_state() is None  # a repository without a commit
+    assert git_state() is None  # a repository without a commit
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not make("b").git.exists()
 
@@ -169,7 +168,7 @@ def test_the_status_is_replaced_as_a_whole(tmp_path, monkeypatch):
 
 
 def test_text_is_written_in_utf8(tmp_path):
-    runs.write_text(tmp_path / "a", "γ λ\n")
+    write_text(tmp_path / "a", "γ λ\n")
     assert (tmp_path / "a").read_bytes() == "γ λ\n".encode()
     assert os.listdir(tmp_path) == ["a"]
 

@@ -10,9 +10,9 @@ import pytest
 import lehr
 from lehr.envs import make
 from lehr.errors import InputError
-from lehr.host import HostRunner
-from lehr.loop import RunFailed
-from lehr.plan import make_plan
+from lehr.training.loop import RunFailed
+from lehr.training.plan import make_plan
+from lehr.training.runners.host import HostRunner
 from tests.envs.gym_tasks import WrongBatch
 from tests.small import SMALL
 
@@ -216,7 +216,7 @@ def test_a_failure_while_it_is_evaluated_loses_nothing(train, tmp_path):
 
 
 def test_what_never_ends_is_evaluated_as_it_stands(monkeypatch):
-    monkeypatch.setattr("lehr.evaluation.MOST_STEPS", 5)
+    monkeypatch.setattr("lehr.acting.evaluation.MOST_STEPS", 5)
     plan = make_plan("ppo", {**SMALL, "env": TASKS + "Walk-v0"})
     monkeypatch.setattr("tests.envs.gym_tasks.Walk.step", lambda self, action: (self._obs(), 1.0, False, False, {}))
     episodes = lehr.evaluate(plan.policy(plan.state), plan.env, episodes=3)

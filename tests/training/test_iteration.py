@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr.acting.rollout import collect, prepare
 from lehr.algorithms import ppo
-from lehr.coefficients import bundle
 from lehr.envs import ActionRepeat, Environment, make
-from lehr.iteration import Program, assemble, chunk, derive, initial_state, is_finite, iteration, metric_names
+from lehr.maths.normalise import initial_statistics, update
+from lehr.maths.randomness import derive
 from lehr.networks import NetworkConfig, actor_critic
-from lehr.normalise import initial_statistics, update
-from lehr.rollout import collect, prepare
 from lehr.schedules import schedule
+from lehr.schedules.bundle import bundle
 from lehr.spaces import Box, Discrete
+from lehr.training.iteration import Program, assemble, chunk, initial_state, is_finite, iteration, metric_names
 from lehr.types import Learner, Timestep
 
 CONFIG = ppo.Config(num_envs=4, horizon=4, epochs=1, minibatches=1)

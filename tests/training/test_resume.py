@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr import checkpoint, runs
-from lehr.logging import jsonl
-from lehr.loop import Loop
+from lehr.report.loggers import jsonl
+from lehr.training import checkpoint
+from lehr.training.directory import RunDirectory
+from lehr.training.loop import Loop
 
 COMMON = {
     "num_envs": 4,
@@ -55,8 +56,9 @@ import json, os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 import lehr
-from lehr import checkpoint, loop
-from lehr.logging import JsonLines
+from lehr.training import checkpoint
+from lehr.training import loop
+from lehr.report.loggers import JsonLines
 
 order = json.loads(sys.argv[1])
 begun = []
@@ -190,7 +192,7 @@ def assert_same_run(one, other):
     assert [row["update"] for row in rows_of(one)] == list(range(1, 61))
     assert best_of(one) == best_of(other)
     assert checkpoint.steps(one / "checkpoints") == checkpoint.steps(other / "checkpoints")
-    assert runs.RunDirectory(one).read_status()["status"] == runs.RunDirectory(other).read_status()["status"]
+    assert RunDirectory(one).read_status()["status"] == RunDirectory(other).read_status()["status"]
 
 
 # Killed ------------------------------------------------------------------------------------------------------------
@@ -206,14 +208,14 @@ def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, 
         count = draw.randint(1, PLACES[place])
         stopped = child(tmp_path / "killed", settings, place, count, seconds=draw.uniform(0, 0.02))
         assert stopped.returncode == -signal.SIGKILL, (place, count, stopped.stderr)
-        assert runs.RunDirectory(tmp_path / "killed").read_status()["status"] == "running"
+        assert RunDirectory(tmp_path / "killed").read_status()["status"] == "running"
     ended = child(tmp_path / "killed", settings)
     assert ended.returncode == 0, ended.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
-    runs.RunDirectory.create(tmp_path / "run").unlock()
+    RunDirectory.create(tmp_path / "run").unlock()
     with pytest.raises(lehr.InputError, match="ended before it began; remove it and start it anew"):
         lehr.resume(tmp_path / "run")
 
@@ -222,7 +224,7 @@ def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
 
 
 def test_a_signal_saves_and_stops_and_the_resumed_run_equals_one_that_was_not_stopped(child, whole, tmp_path):
-    settings, run = COMMON | VARIANTS["feed-forward"], runs.RunDirectory(tmp_path / "run")
+    settings, run = COMMON | VARIANTS["feed-forward"], RunDirectory(tmp_path / "run")
     updates = []
     for number, place in ((signal.SIGTERM, "chunk"), (signal.SIGINT, "report"), (signal.SIGTERM, "compile")):
         stopped = child(run.path, settings, place, 4, sent=number)
@@ -237,7 +239,7 @@ def test_a_signal_saves_and_stops_and_the_resumed_run_equals_one_that_was_not_st
 
 
 def test_a_signal_while_a_new_run_is_compiled_leaves_a_run_that_can_be_resumed(child, whole, tmp_path):
-    settings, run = COMMON | VARIANTS["feed-forward"], runs.RunDirectory(tmp_path / "run")
+    settings, run = COMMON | VARIANTS["feed-forward"], RunDirectory(tmp_path / "run")
     stopped = child(run.path, settings, "compile", sent=signal.SIGINT)
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert run.read_status()["status"] == "stopped"
@@ -295,7 +297,7 @@ def test_the_best_of_before_stays_the_best(stopped):
 
 
 def test_chunks_of_other_lengths_give_the_same_run(stopped, whole, monkeypatch):
-    monkeypatch.setattr("lehr.loop._next_count", lambda count, pace: 1)
+    monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
     assert_same_run(stopped(60), whole)
 
 
@@ -303,7 +305,7 @@ def test_a_finished_run_stays_as_it_is(whole):
     before = (whole / "metrics.jsonl").read_bytes(), saved_arrays(whole).keys()
     assert lehr.resume(whole).state.updates == 60
     assert ((whole / "metrics.jsonl").read_bytes(), saved_arrays(whole).keys()) == before
-    assert runs.RunDirectory(whole).read_status()["status"] == "finished"
+    assert RunDirectory(whole).read_status()["status"] == "finished"
 
 
 def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys):

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from lehr.coefficients import Coefficients
-from lehr.envs.host import HostBatch, HostEnvironment, HostStep, ask, check_obs, check_step, own
-from lehr.iteration import Program, derive, learn
-from lehr.normalise import RunningStatistics, normalise
-from lehr.policy import clip_to
-from lehr.rollout import Collected, Episodes, Lived, assemble, values
+from lehr.acting.policy import clip_to
+from lehr.acting.rollout import Collected, Episodes, Lived, assemble, values
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, check_obs, check_step, own
+from lehr.maths.normalise import RunningStatistics, normalise
+from lehr.maths.randomness import derive
+from lehr.schedules.bundle import Coefficients
+from lehr.training.iteration import Program, learn
 from lehr.types import NOTHING, Actor, Key, PyTree, TrainState
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment
-from lehr.envs.host import HostBatch, ask, check_obs, check_step, own
-from lehr.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.envs.host.base import HostBatch, ask, check_obs, check_step, own
 from lehr.types import Key
 
 MOST_STEPS = 100_000

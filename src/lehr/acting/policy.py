@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.errors import InputError
+from lehr.maths.normalise import RunningStatistics, normalise
 from lehr.networks import ActorCriticNetwork
-from lehr.normalise import RunningStatistics, normalise
 from lehr.spaces import Box, Space
 from lehr.types import Key, PyTree
 

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.advantages import linear_recurrence
-from lehr.distributions import Distribution
+from lehr.acting.policy import clip_to
 from lehr.envs import AutoReset, Environment, HostEnvironment
-from lehr.envs.host import layout
+from lehr.envs.host.base import layout
+from lehr.maths.distributions import Distribution
+from lehr.maths.normalise import RunningStatistics, normalise
+from lehr.maths.recurrence import linear_recurrence
 from lehr.networks import ActorCriticNetwork
-from lehr.normalise import RunningStatistics, normalise
-from lehr.policy import clip_to
 from lehr.types import Actor, Key, PyTree, Rollout
 
 UNROLL = 4

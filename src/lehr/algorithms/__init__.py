@@ -4,8 +4,8 @@ To add one, write a file here with
 
 - a frozen dataclass `Config` with a docstring under each field: its coefficients (annotated `Coef`) become schedulable,
   all of its fields become settings and command-line flags;
-- a frozen dataclass `Algorithm` with fields `config` and `network`, and the methods of `lehr.iteration.Algorithm`:
-  `init(params)` and `learn(learner, rollout, coef, key)`, pure functions;
+- a frozen dataclass `Algorithm` with fields `config` and `network`, and the methods of
+  `lehr.training.iteration.Algorithm`: `init(params)` and `learn(learner, rollout, coef, key)`, pure functions;
 - where the network has other defaults, a subclass of `lehr.networks.NetworkConfig` of that name that says them.
 
 It is found by the name of its file.
@@ -40,7 +40,7 @@ def settings(name: str) -> list[type]:
     >>> [cls().torso for cls in (settings("ppo")[1], settings("recurrent_ppo")[1])]
     ['auto', 'mingru']
     """
-    from lehr.networks import NetworkConfig  # only here: to list the algorithms needs no JAX
+    from lehr.networks import NetworkConfig
 
     module = find(name)
     return [module.Config, getattr(module, "NetworkConfig", NetworkConfig)]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import jax
 
-from lehr.advantages import advantages_of
 from lehr.config import Coef, check_counts
-from lehr.losses import (
+from lehr.maths.advantages import advantages_of
+from lehr.maths.losses import (
     approximate_kl,
     policy_gradient_loss,
     policy_metrics,
@@ -22,8 +22,8 @@ from lehr.losses import (
     value_loss,
     weighted_mean,
 )
+from lehr.maths.optimise import Optimiser
 from lehr.networks import ActorCriticNetwork
-from lehr.optimise import Optimiser
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 

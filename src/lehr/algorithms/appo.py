@@ -12,10 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.advantages import vtrace_of
 from lehr.algorithms import ppo
 from lehr.config import Coef, check_counts
-from lehr.losses import ratio_metrics, validity
+from lehr.maths.advantages import vtrace_of
+from lehr.maths.losses import ratio_metrics, validity
 from lehr.networks import ActorCriticNetwork
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 

@@ -2,8 +2,9 @@
 
     L = −mean A log π(a|s) + value_coef · ½ mean (V − v)² − entropy_coef · H
 
-with the targets v and the advantages A of `lehr.advantages.vtrace`. On one device the policy that acts is exactly `lag`
-updates behind; with actors of their own, see `lehr.actors`, it is as far behind as they are. See docs/impala.md.
+with the targets v and the advantages A of `lehr.maths.advantages.vtrace`. On one device the policy that acts is exactly
+`lag` updates behind; with actors of their own, see `lehr.acting.actors`, it is as far behind as they are. See
+docs/impala.md.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from typing import ClassVar
 
 import jax
 
-from lehr.advantages import vtrace_of
 from lehr.config import Coef, check_counts
-from lehr.losses import (
+from lehr.maths.advantages import vtrace_of
+from lehr.maths.losses import (
     policy_gradient_loss,
     policy_metrics,
     ratio_metrics,
@@ -24,8 +25,8 @@ from lehr.losses import (
     value_loss,
     weighted_mean,
 )
+from lehr.maths.optimise import Optimiser
 from lehr.networks import ActorCriticNetwork
-from lehr.optimise import Optimiser
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 

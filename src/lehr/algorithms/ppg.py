@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr import minibatches
-from lehr.advantages import advantages_of
 from lehr.algorithms import ppo
 from lehr.config import Coef, check_counts
-from lehr.distributions import Distribution
 from lehr.errors import InputError
-from lehr.losses import value_loss, weighted_mean
+from lehr.maths import minibatches
+from lehr.maths.advantages import advantages_of
+from lehr.maths.distributions import Distribution
+from lehr.maths.losses import value_loss, weighted_mean
+from lehr.maths.optimise import Optimiser
 from lehr.networks import ActorCriticNetwork
-from lehr.optimise import Optimiser
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 

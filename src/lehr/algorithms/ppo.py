@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
-from lehr import minibatches, windows
-from lehr.advantages import advantages_of, corrected_gae
 from lehr.config import Coef, check_counts
 from lehr.errors import InputError, closest
-from lehr.losses import (
+from lehr.maths import minibatches, sequences
+from lehr.maths.advantages import advantages_of, corrected_gae
+from lehr.maths.losses import (
     clip_fraction,
     clipped_surrogate,
     clipped_value_loss,
@@ -29,8 +29,8 @@ from lehr.losses import (
     value_loss,
     weighted_mean,
 )
+from lehr.maths.optimise import Optimiser
 from lehr.networks import ActorCriticNetwork
-from lehr.optimise import Optimiser
 from lehr.types import NOTHING, Key, Learner, Metrics, PyTree, Rollout
 
 Values = dict[str, jax.Array]
@@ -139,7 +139,7 @@ class Config:
             raise InputError(
                 "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
             )
-        windows.check(self.horizon, self.window, self.burn_in)
+        sequences.check(self.horizon, self.window, self.burn_in)
         if self.window is not None and self.advantage == "vtrace":
             raise InputError(
                 f"window is {self.window}, but advantage is 'vtrace', which needs whole segments; set advantage to "
@@ -271,17 +271,17 @@ class Algorithm:
         carry, obs, reset = batch.rollout.carry, batch.rollout.obs, batch.rollout.reset
         unroll = partial(self.network.unroll, params)
         if burn_in:
-            carry = windows.burn_ins(unroll, carry, obs, reset, window, burn_in)
+            carry = sequences.burn_ins(unroll, carry, obs, reset, window, burn_in)
         else:
-            carry = windows.carries(unroll, carry, obs, reset, window)
-        pieces = windows.cut(batch._replace(rollout=batch.rollout._replace(carry=())), window)
+            carry = sequences.carries(unroll, carry, obs, reset, window)
+        pieces = sequences.cut(batch._replace(rollout=batch.rollout._replace(carry=())), window)
         return pieces._replace(rollout=pieces.rollout._replace(carry=carry))
 
     def _carry(self, params: PyTree, carry: PyTree) -> PyTree:
         """The memory that segments or windows begin with; a burn-in refreshes it, and is not learned from."""
         if not self.config.burn_in:
             return carry
-        return windows.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
+        return sequences.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
 
     def _gradients(self, params: PyTree, minibatch: Batch, weights: Any, coef: Values, key: Key) -> Any:
         """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from lehr import minibatches
-from lehr.advantages import advantages_of
 from lehr.config import Coef, check_counts
-from lehr.distributions import Distribution
-from lehr.losses import (
+from lehr.kernels import mlp as fused
+from lehr.maths import minibatches
+from lehr.maths.advantages import advantages_of
+from lehr.maths.distributions import Distribution
+from lehr.maths.losses import (
     policy_metrics,
     rollout_metrics,
     standardise,
@@ -28,8 +29,8 @@ from lehr.losses import (
     value_loss,
     weighted_mean,
 )
-from lehr.networks import ActorCriticNetwork, fused
-from lehr.optimise import Optimiser
+from lehr.maths.optimise import Optimiser
+from lehr.networks import ActorCriticNetwork
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 SOLVED = 1e-5

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr import runs
 from lehr.cli import output
-from lehr.plan import use_compilation_cache
+from lehr.training.directory import versions
+from lehr.training.plan import use_compilation_cache
 
 OPTIONAL = {
     "gymnasium": "spaces from and to Gymnasium's",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Print everything, and exit with 1 if the computation goes wrong."""
-    found = runs.versions()
+    found = versions()
     works, verdict = _computation()
     facts = {
         "versions": [f"{name} {version}" for name, version in found.items() if name not in ("backend", "devices")],

@@ -9,7 +9,7 @@ import lehr
 from lehr.cli import output
 from lehr.cli.loading import add_run, load_run
 from lehr.errors import InputError
-from lehr.logging.progress import short_number
+from lehr.report.loggers.progress import short_number
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:

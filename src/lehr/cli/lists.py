@@ -1,18 +1,20 @@
 """`lehr list`: what there is to train, to schedule and to look at."""
 
 import argparse
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lehr import algorithms, checkpoint, config, envs, runs
+from lehr import algorithms, config, envs
 from lehr.cli import output
+from lehr.envs.registry import adapter
 from lehr.errors import InputError, closest
-from lehr.logging.progress import short_number
+from lehr.report.loggers.progress import short_number
 from lehr.schedules import COEFFICIENTS
 from lehr.spaces import Dict, Discrete, MultiDiscrete, Space
+from lehr.training import checkpoint
+from lehr.training.directory import ROOT, RunDirectory
 
 Rows = list[list[str]]
 
@@ -21,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     """What to list."""
     parser.add_argument("what", nargs="?", metavar="WHAT", help=f"one of: {', '.join(LISTS)}")
     parser.add_argument(
-        "--root", type=Path, default=runs.ROOT, metavar="DIR", help=f"where to look for runs (default: {runs.ROOT})"
+        "--root", type=Path, default=ROOT, metavar="DIR", help=f"where to look for runs (default: {ROOT})"
     )
 
 
@@ -73,9 +75,9 @@ def _environments(arguments: argparse.Namespace) -> Rows:
 def _suites(arguments: argparse.Namespace) -> Rows:
     """The other suites, and the names in those that are installed."""
     rows = []
-    for prefix, package in envs.ADAPTERS.items():
+    for prefix, (_, package) in envs.ADAPTERS.items():
         try:
-            names = importlib.import_module(f"lehr.envs.{prefix}").names()
+            names = adapter(prefix).names()
             shown = ", ".join(names[:3]) + (f", ... {len(names)} in all" if len(names) > 3 else "")
         except InputError as error:
             shown = f"not installed: {str(error).partition(': ')[2]}"
@@ -99,10 +101,10 @@ def _runs(arguments: argparse.Namespace) -> Rows:
     found = sorted(arguments.root.glob("*/status.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise InputError(f"There is no run in '{arguments.root}'; make one with 'lehr train', or give --root.")
-    return [_run_row(runs.RunDirectory(path.parent)) for path in found]
+    return [_run_row(RunDirectory(path.parent)) for path in found]
 
 
-def _run_row(directory: runs.RunDirectory) -> list[str]:
+def _run_row(directory: RunDirectory) -> list[str]:
     """What the settings and the newest checkpoint of a run say; a run that has just begun has neither."""
     settings = config.from_yaml(directory.config) if directory.config.is_file() else {}
     steps = checkpoint.steps(directory.checkpoints)

@@ -4,7 +4,7 @@ import argparse
 
 import lehr
 from lehr.cli import add_trust, find_own_code
-from lehr.training import Result
+from lehr.training.api import Result
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

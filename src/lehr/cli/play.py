@@ -7,13 +7,13 @@ from functools import partial
 import jax
 import numpy as np
 
-from lehr import render
+from lehr.acting.policy import Policy
 from lehr.cli import output
 from lehr.cli.loading import add_run, load_run
 from lehr.envs import Environment, HostEnvironment
-from lehr.envs.host import ask, own
+from lehr.envs.host.base import ask, own
 from lehr.errors import InputError
-from lehr.policy import Policy
+from lehr.report import render
 from lehr.types import Key, PyTree
 
 

@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lehr import runs
 from lehr.cli import output
-from lehr.curves import learning_curve
 from lehr.errors import InputError
-from lehr.logging.jsonl import read
+from lehr.report.curves import learning_curve
+from lehr.report.loggers.jsonl import read
 from lehr.schedules.coefficients import coefficient
+from lehr.training.directory import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the picture."""
-    found = [runs.RunDirectory.open(name) for name in dict.fromkeys(arguments.run_names)]
+    found = [RunDirectory.open(name) for name in dict.fromkeys(arguments.run_names)]
     for directory in found:
         if not directory.metrics.is_file():
             raise InputError(f"The run '{directory.path}' has no metrics yet; draw it after its first update.")
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     console.print(output.show(console, f"The picture is in {arguments.out}."), soft_wrap=True)
 
 
-def _label(path: Path, among: Sequence[runs.RunDirectory]) -> str:
+def _label(path: Path, among: Sequence[RunDirectory]) -> str:
     """The name of a run, or its whole path where another run has the same name."""
     alone = sum(other.path.name == path.name for other in among) == 1
     return path.name if alone else str(path)

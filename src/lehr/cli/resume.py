@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Sequence
 
 import lehr
-from lehr import algorithms, config, runs
+from lehr import algorithms, config
 from lehr.cli import add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
-from lehr.plan import RunConfig
+from lehr.training.directory import RunDirectory
+from lehr.training.plan import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         return
     if words[0].startswith("-"):
         raise InputError(f"'lehr resume' is followed by {words[0]!r}; name the run first, for it says what can change.")
-    algorithm = str(config.from_yaml(runs.RunDirectory.open(words[0]).config).get("algorithm"))
+    algorithm = str(config.from_yaml(RunDirectory.open(words[0]).config).get("algorithm"))
     titles = [f"settings of {name}, to change them" for name in ("the run", algorithm)]
     config.add_flags(parser, [RunConfig, algorithms.find(algorithm).Config], titles)
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 import lehr
-from lehr import plots
 from lehr.cli import output
 from lehr.errors import InputError
+from lehr.report import plots
 from lehr.schedules import Phase, Schedule
 from lehr.schedules.phases import number_text
 from lehr.schedules.text import parse_number, parse_position

@@ -6,9 +6,9 @@ import shlex
 import numpy as np
 
 from lehr.cli import output
-from lehr.logging.progress import duration, short_number
-from lehr.runs import RunDirectory
-from lehr.training import Result
+from lehr.report.loggers.progress import duration, short_number
+from lehr.training.api import Result
+from lehr.training.directory import RunDirectory
 
 
 def print_summary(result: Result) -> None:

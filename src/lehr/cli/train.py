@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Sequence
 
 import lehr
-from lehr import algorithms, config, runs
+from lehr import algorithms, config
 from lehr.cli import Parser, add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
-from lehr.plan import RunConfig
-from lehr.training import check_trust
+from lehr.training.api import check_trust
+from lehr.training.directory import RunDirectory
+from lehr.training.plan import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -88,7 +89,7 @@ def _algorithm(words: Sequence[str]) -> str | None:
     given, _ = sources.parse_known_args(words)
     found: dict[str, str] = {}
     if given.from_run is not None:
-        found |= config.from_yaml(runs.RunDirectory.open(given.from_run).config)
+        found |= config.from_yaml(RunDirectory.open(given.from_run).config)
     if given.config is not None:
         found |= config.from_yaml(given.config)
     return str(found["algorithm"]) if "algorithm" in found else None

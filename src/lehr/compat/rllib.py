@@ -12,19 +12,19 @@ the weight of the divergence is a variable; the discount and lambda are in the p
 from collections.abc import Mapping
 from typing import Any
 
-from lehr.compat.coefficients import clocked, collect
-from lehr.envs.optional import load
+from lehr.compat.names import clocked, collect
 from lehr.errors import InputError
+from lehr.plugins import require
 from lehr.schedules import COEFFICIENTS, Coefficient, FunctionSchedule
 from lehr.schedules.phases import check_total
 
 _Base: Any = object
 _missing: InputError | None = None
 try:
-    _Base = load("ray.rllib.callbacks.callbacks", "rllib", "schedules").RLlibCallback
-    _ppo = load("ray.rllib.algorithms.ppo", "rllib", "schedules")
-    _connectors = load("ray.rllib.connectors.learner", "rllib", "schedules")
-    _scheduler = load("ray.rllib.utils.schedules.scheduler", "rllib", "schedules")
+    _Base = require("ray.rllib.callbacks.callbacks", "rllib", "schedules").RLlibCallback
+    _ppo = require("ray.rllib.algorithms.ppo", "rllib", "schedules")
+    _connectors = require("ray.rllib.connectors.learner", "rllib", "schedules")
+    _scheduler = require("ray.rllib.utils.schedules.scheduler", "rllib", "schedules")
 except InputError as error:
     _missing = error  # said when schedules are made: this file itself can be imported without the package
 

@@ -12,18 +12,18 @@ needs nothing of Lehr's to load.
 from collections.abc import Mapping
 from typing import Any
 
-from lehr.compat.coefficients import clocked, collect
-from lehr.envs.optional import load
+from lehr.compat.names import clocked, collect
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.schedules import FunctionSchedule
 from lehr.schedules.phases import check_total
 
 _Base: Any = object
 _missing: InputError | None = None
 try:
-    _utils = load("stable_baselines3.common.utils", "sb3", "ScheduleCallback")
-    _on_policy = load("stable_baselines3.common.on_policy_algorithm", "sb3", "ScheduleCallback")
-    _Base = load("stable_baselines3.common.callbacks", "sb3", "ScheduleCallback").BaseCallback
+    _utils = require("stable_baselines3.common.utils", "sb3", "ScheduleCallback")
+    _on_policy = require("stable_baselines3.common.on_policy_algorithm", "sb3", "ScheduleCallback")
+    _Base = require("stable_baselines3.common.callbacks", "sb3", "ScheduleCallback").BaseCallback
 except InputError as error:
     _missing = error  # said when a callback is made: this file itself can be imported without the package
 

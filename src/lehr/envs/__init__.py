@@ -1,9 +1,9 @@
 """Environments: the protocol, the built-in ones by name, and the wrappers around them."""
 
-from lehr.envs import chain, classic, probes, swarm
 from lehr.envs.base import Environment
+from lehr.envs.builtin import chain, classic, probes, swarm
 from lehr.envs.check import check_env
-from lehr.envs.host import AnyEnvironment, HostEnvironment
+from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.envs.registry import ADAPTERS, make, names, register
 from lehr.envs.wrappers import (
     ActionRepeat,

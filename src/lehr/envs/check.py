@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from lehr.envs.base import Environment
-from lehr.envs.host import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step
+from lehr.envs.host.base import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step
 from lehr.envs.wrappers import AutoReset
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree, Timestep

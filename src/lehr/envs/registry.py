@@ -13,24 +13,24 @@ from typing import Any, NamedTuple, TypeVar
 
 from lehr import plugins
 from lehr.envs.base import Environment
-from lehr.envs.host import AnyEnvironment, HostEnvironment
+from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
 from lehr.errors import InputError
 
 Factory = TypeVar("Factory", bound=Callable[..., Environment])
 
 ADAPTERS = {
-    "brax": "brax",
-    "craftax": "craftax",
-    "envpool": "envpool",  # before gym, since its pools are vector environments of Gymnasium too
-    "gym": "gymnasium",
-    "gymnax": "gymnax",
-    "jaxdem": "jaxdem",
-    "jumanji": "jumanji",
-    "pettingzoo": "pettingzoo",
-    "playground": "mujoco_playground",
+    "brax": ("suites", "brax"),
+    "craftax": ("suites", "craftax"),
+    "envpool": ("host", "envpool"),  # before gym, since its pools are vector environments of Gymnasium too
+    "gym": ("host", "gymnasium"),
+    "gymnax": ("suites", "gymnax"),
+    "jaxdem": ("suites", "jaxdem"),
+    "jumanji": ("suites", "jumanji"),
+    "pettingzoo": ("host", "pettingzoo"),
+    "playground": ("suites", "mujoco_playground"),
 }
-"""`PREFIX:NAME` names an environment of another ecosystem: the file of that name here adapts this package's classes."""
+"""`PREFIX:NAME` names an environment of another ecosystem: the folder of its adapter, and the package it adapts."""
 
 
 class _Entry(NamedTuple):
@@ -77,7 +77,7 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
         return _given(env, parameters)
     prefix, colon, name = env.partition(":")
     if colon and prefix in ADAPTERS:
-        return _adapter(prefix).make(name, **parameters)
+        return adapter(prefix).make(name, **parameters)
     if env in _registry:
         factory, max_steps = _registry[env]
     else:
@@ -90,8 +90,10 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     return TimeLimit(made, max_steps)
 
 
-def _adapter(prefix: str) -> ModuleType:
-    return importlib.import_module(f"lehr.envs.{prefix}")
+def adapter(prefix: str) -> ModuleType:
+    """The module that adapts an ecosystem's environments, with `make`, `adapt` and `names`."""
+    folder, _ = ADAPTERS[prefix]
+    return importlib.import_module(f"lehr.envs.{folder}.{prefix}")
 
 
 def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
@@ -99,9 +101,9 @@ def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
     parents = type(env).__mro__
     ours = isinstance(env, HostEnvironment) or Environment in parents
     packages = set() if ours else {parent.__module__.partition(".")[0] for parent in parents}
-    for prefix, package in ADAPTERS.items():
+    for prefix, (_, package) in ADAPTERS.items():
         if package in packages:
-            return _adapter(prefix).adapt(env, **parameters)
+            return adapter(prefix).adapt(env, **parameters)
     if not isinstance(env, HostEnvironment) and not _steps(env):
         raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
     if parameters:
@@ -142,7 +144,7 @@ def own_code_in(parameters: Any) -> str | None:
 
 def _is_pettingzoos(name: str) -> bool:
     """Whether a module is one of PettingZoo's own, seen from its files."""
-    suites = _adapter("pettingzoo").SUITES
+    suites = adapter("pettingzoo").SUITES
     places = [f"pettingzoo.{name}", *(name for suite in suites if name.partition(".")[0] == suite)]
     for place in places:
         root, *path = place.split(".")

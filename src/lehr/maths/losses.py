@@ -9,8 +9,8 @@ instead: give `weights * advantages` as the advantages.
 import jax
 import jax.numpy as jnp
 
-from lehr.advantages import check_same_shape
-from lehr.distributions import Distribution
+from lehr.maths.distributions import Distribution
+from lehr.maths.shapes import check_same_shape
 from lehr.types import Metrics, Rollout
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lehr.advantages import check_same_shape, linear_recurrence
+from lehr.maths.recurrence import linear_recurrence
+from lehr.maths.shapes import check_same_shape
 from lehr.types import PyTree
 
 EPSILON = 1e-8

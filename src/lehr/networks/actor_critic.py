@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lehr.distributions import Distribution
 from lehr.errors import InputError, closest
+from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
 from lehr.networks.heads import CategoricalHead, NormalHead, linear
 from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry

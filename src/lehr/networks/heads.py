@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lehr.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from lehr.errors import InputError
+from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from lehr.spaces import Box, Discrete, MultiDiscrete
 
 LOG_STD_RANGE = (-10.0, 2.0)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lehr.errors import InputError
-from lehr.networks import fused
+from lehr.kernels import mlp as fused
 from lehr.networks.build import Params, Stacked
 from lehr.networks.memory import GRU, LSTM, MinGRU
 from lehr.networks.observations import View

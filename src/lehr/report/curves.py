@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lehr.errors import InputError, closest
-from lehr.plots import COLOURS, save_figure, steps_text, tidy
+from lehr.report.plots import COLOURS, save_figure, steps_text, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Columns = Mapping[str, np.ndarray]
-"""The metrics of a run by name, each with an entry per row, as `lehr.logging.jsonl.read` gives them."""
+"""The metrics of a run by name, each with an entry per row, as `lehr.report.loggers.jsonl.read` gives them."""
 
 _MAIN_COEFFICIENTS = ("entropy_coef", "learning_rate", "clip_range")
 _MOST_COEFFICIENTS = 4

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from lehr.envs.base import Environment
-from lehr.envs.classic import (
+from lehr.envs.builtin.classic import (
     Acrobot,
     AcrobotState,
     CartPole,
@@ -23,7 +23,7 @@ from lehr.envs.classic import (
     Pendulum,
     PendulumState,
 )
-from lehr.envs.swarm import Swarm, SwarmState
+from lehr.envs.builtin.swarm import Swarm, SwarmState
 from lehr.envs.wrappers import Wrapper
 from lehr.errors import InputError
 from lehr.types import PyTree

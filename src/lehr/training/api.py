@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr import checkpoint, config, plugins, runs
-from lehr.curves import learning_curve
+from lehr import config, plugins
+from lehr.acting.policy import Policy
 from lehr.envs import AnyEnvironment
 from lehr.envs.registry import own_code, own_code_in
 from lehr.errors import InputError
-from lehr.logging.jsonl import read
-from lehr.loop import Loop, ProgressFunction
-from lehr.plan import Plan, make_plan
-from lehr.policy import Policy
+from lehr.report.curves import learning_curve
+from lehr.report.loggers.jsonl import read
 from lehr.schedules import COEFFICIENTS
+from lehr.training import checkpoint
+from lehr.training.directory import RunDirectory, default_path
+from lehr.training.loop import Loop, ProgressFunction
+from lehr.training.plan import Plan, make_plan
 from lehr.types import TrainState
 
 
@@ -86,16 +88,16 @@ def train(
     if from_run is None:
         plan = make_plan(algorithm, settings, instance)
     else:
-        origin = runs.RunDirectory.open(from_run)
+        origin = RunDirectory.open(from_run)
         found, saved = _settings(origin)
         if algorithm != found:
             raise InputError(f"'{origin.path}' is a run of {found}; a run of {algorithm} cannot begin from it.")
         check_trust(saved, f"The run '{origin.path}'", trust, env)
         plan = _fork(algorithm, origin, saved, settings, instance)
-    path = Path(run_dir or runs.default_path(algorithm, plan.run.env, plan.run.seed))
+    path = Path(run_dir or default_path(algorithm, plan.run.env, plan.run.seed))
     existed = path.is_dir()
     with _writable(path):
-        made = runs.RunDirectory.create(path)
+        made = RunDirectory.create(path)
     with made as directory:
         try:
             loop = _begin(plan, directory, progress_fn)
@@ -124,7 +126,7 @@ def resume(
         trust: whether code outside Lehr that the run names may be run.
         settings: that change; `total_steps` extends the run, and shares of the budget are then shares of the new one.
     """
-    directory = runs.RunDirectory.open(run)
+    directory = RunDirectory.open(run)
     with _writable(directory.path):
         directory.lock()
     with directory:
@@ -157,7 +159,7 @@ def load(run: str | Path, env: str | AnyEnvironment | None = None, *, trust: boo
         env: the environment or its name, where it is not to be the run's.
         trust: whether code outside Lehr that the run names may be run; see SECURITY.md.
     """
-    directory = runs.RunDirectory.open(run)
+    directory = RunDirectory.open(run)
     algorithm, saved = _settings(directory)
     if isinstance(env, str) and env != saved["env"]:
         saved |= {"env": env, "env_parameters": {}}
@@ -169,7 +171,7 @@ def load(run: str | Path, env: str | AnyEnvironment | None = None, *, trust: boo
     return replace(result, config=result.config | functions)
 
 
-def _settings(directory: runs.RunDirectory) -> tuple[str, dict[str, Any]]:
+def _settings(directory: RunDirectory) -> tuple[str, dict[str, Any]]:
     """The algorithm of a run, and its other settings."""
     if not directory.config.exists():
         raise InputError(f"The run '{directory.path}' ended before it began; remove it and start it anew.")
@@ -226,9 +228,7 @@ def _writable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _begin(
-    plan: Plan, directory: runs.RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
-) -> Loop:
+def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False) -> Loop:
     """The loop of a run, whose directory then holds all that a resume needs."""
     with _writable(directory.path), contextlib.ExitStack() as undo:
         loop = Loop(plan, directory, progress_fn, resumes)
@@ -239,7 +239,7 @@ def _begin(
     return loop
 
 
-def _write_config(directory: runs.RunDirectory, plan: Plan) -> None:
+def _write_config(directory: RunDirectory, plan: Plan) -> None:
     """Write the settings as a whole: a process killed meanwhile leaves the old file or the new one."""
     temporary = directory.config.with_suffix(".tmp")
     config.to_yaml(temporary, plan.mapping)
@@ -248,7 +248,7 @@ def _write_config(directory: runs.RunDirectory, plan: Plan) -> None:
 
 def _fork(
     algorithm: str,
-    origin: runs.RunDirectory,
+    origin: RunDirectory,
     saved: dict[str, Any],
     settings: dict[str, Any],
     env: AnyEnvironment | None,
@@ -281,7 +281,7 @@ def _shapes(state: TrainState) -> dict[str, str]:
     return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
-def _run(plan: Plan, directory: runs.RunDirectory, loop: Loop) -> Result:
+def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, kept in {directory.path}")
     result = _result(plan, directory, loop.run())
@@ -291,5 +291,5 @@ def _run(plan: Plan, directory: runs.RunDirectory, loop: Loop) -> Result:
     return result
 
 
-def _result(plan: Plan, directory: runs.RunDirectory, state: TrainState) -> Result:
+def _result(plan: Plan, directory: RunDirectory, state: TrainState) -> Result:
     return Result(directory.path, plan.algorithm, plan.mapping, state, plan.policy(state), plan.env)

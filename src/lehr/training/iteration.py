@@ -7,7 +7,6 @@ env ─► rollout ─► advantages ─► minibatches ─► loss ─► updat
  └───────────────────────── policy ◄─────────────────────┘
 """
 
-import zlib
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -16,14 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from lehr import algorithms
-from lehr.coefficients import Coefficients, bundle
+from lehr.acting.rollout import Collected, Finished, collect, initial_actor, prepare, waiting_actor
 from lehr.config import coefficients as coefficients_of
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
+from lehr.maths.normalise import initial_scaling, initial_statistics, scale_rewards
+from lehr.maths.normalise import update as update_statistics
+from lehr.maths.randomness import derive
 from lehr.networks import ActorCriticNetwork, NetworkConfig, actor_critic
-from lehr.normalise import initial_scaling, initial_statistics, scale_rewards
-from lehr.normalise import update as update_statistics
-from lehr.rollout import Collected, Finished, collect, initial_actor, prepare, waiting_actor
 from lehr.schedules import env_steps
+from lehr.schedules.bundle import Coefficients, bundle
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout, TrainState
 
 
@@ -71,7 +71,7 @@ class Program:
     """All of a run that is fixed when it is compiled: a static, hashable value."""
 
     env: AutoReset | HostEnvironment
-    """Prepared by `lehr.rollout.prepare`, or one on the host, see `lehr.host`."""
+    """Prepared by `lehr.acting.rollout.prepare`, or one on the host, see `lehr.training.runners.host`."""
     algorithm: Algorithm
 
     @property
@@ -200,11 +200,6 @@ def metric_names(program: Program, coefficients: Coefficients, state: TrainState
 def _traced_once(program: Program, coefficients: Coefficients, state: TrainState) -> tuple[TrainState, Metrics]:
     """An iteration whose trace is remembered: to look at its metrics costs no second one."""
     return iteration(program, coefficients, state)
-
-
-def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
-    """The key for a purpose at a time: the same for the same seed, wherever a run was stopped and resumed."""
-    return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(purpose.encode())), clock)
 
 
 def is_finite(tree: PyTree) -> jax.Array:

@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from lehr import checkpoint, runs
-from lehr.envs.host import EnvironmentFailed
+from lehr.acting.evaluation import make_evaluator
+from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
-from lehr.evaluation import make_evaluator
-from lehr.host import Interrupted
-from lehr.iteration import derive
-from lehr.logging import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases
-from lehr.logging.jsonl import truncate_after
-from lehr.plan import Plan
-from lehr.runners import MOST_UPDATES, make_runner
+from lehr.maths.randomness import derive
+from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases
+from lehr.report.loggers.jsonl import truncate_after
+from lehr.training import checkpoint
+from lehr.training.directory import RunDirectory
+from lehr.training.plan import Plan
+from lehr.training.runners.device import MOST_UPDATES, make_runner
+from lehr.training.runners.host import Interrupted
 from lehr.types import TrainState
 
 CHUNK_SECONDS = 0.5
@@ -40,7 +41,7 @@ class Loop:
     """The loop around the compiled chunks of one run."""
 
     def __init__(
-        self, plan: Plan, directory: runs.RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
+        self, plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
     ) -> None:
         self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
         self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)

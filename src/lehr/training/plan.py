@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from lehr import algorithms, config
-from lehr.coefficients import Coefficients
+from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.envs import (
     ActionRepeat,
     AnyEnvironment,
@@ -22,12 +22,12 @@ from lehr.envs import (
     make,
 )
 from lehr.envs.check import structure
-from lehr.envs.host import check_size
+from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
-from lehr.host import complete
-from lehr.iteration import Program, assemble
 from lehr.networks import NetworkConfig
-from lehr.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.schedules.bundle import Coefficients
+from lehr.training.iteration import Program, assemble
+from lehr.training.runners.host import complete
 from lehr.types import TrainState
 
 _LEAST = {

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from lehr.envs import make
-from lehr.envs.chain import DeepChain
+from lehr.envs.builtin.chain import DeepChain
 from lehr.errors import InputError
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lehr.envs import AutoReset, TimeLimit, make
-from lehr.envs.probes import PROBES, TIME_LIMIT, FinalObservation, Truncated
+from lehr.envs.builtin.probes import PROBES, TIME_LIMIT, FinalObservation, Truncated
 
 DISCOUNT = 0.9
 

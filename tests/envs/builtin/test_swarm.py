@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lehr.envs import make
-from lehr.envs.swarm import Swarm, SwarmState
+from lehr.envs.builtin.swarm import Swarm, SwarmState
 
 KEY = jax.random.key(0)
 

@@ -8,7 +8,7 @@ import pytest
 import lehr
 from lehr import spaces
 from lehr.envs import check_env, make
-from lehr.envs import envpool as adapter
+from lehr.envs.host import envpool as adapter
 from lehr.errors import InputError
 from tests.small import SMALL
 

@@ -8,10 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lehr import spaces, workers
+from lehr import spaces
 from lehr.envs import check_env, make
-from lehr.envs.gym import Gym
-from lehr.envs.host import next_seeds
+from lehr.envs.host import worker
+from lehr.envs.host.base import next_seeds
+from lehr.envs.host.gym import Gym
 from lehr.errors import InputError
 
 TASKS = "gym:tests.envs.gym_tasks:"
@@ -121,11 +122,11 @@ def test_environments_are_brought_back_by_their_actions(vectorization):
 def test_ctrl_c_is_the_trainers_alone(monkeypatch):
     """In a process of its own an environment does not hear it, in the trainer's nothing changes."""
     heard = []
-    monkeypatch.setattr("lehr.workers.signal.signal", lambda *arguments: heard.append(arguments))
+    monkeypatch.setattr("lehr.envs.host.worker.signal.signal", lambda *arguments: heard.append(arguments))
     arguments = "CartPole-v1", {}, 0, 1, 1
-    workers.make_env(*arguments, trainer=os.getpid())
+    worker.make_env(*arguments, trainer=os.getpid())
     assert heard == []
-    workers.make_env(*arguments, trainer=os.getpid() + 1)
+    worker.make_env(*arguments, trainer=os.getpid() + 1)
     assert heard == [(signal.SIGINT, signal.SIG_IGN)]
 
 

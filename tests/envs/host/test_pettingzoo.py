@@ -12,8 +12,8 @@ import pytest
 import lehr
 from lehr import spaces
 from lehr.envs import check_env, make
-from lehr.envs import pettingzoo as adapter
-from lehr.envs.host import EnvironmentFailed, ask, next_seeds
+from lehr.envs.host import pettingzoo as adapter
+from lehr.envs.host.base import EnvironmentFailed, ask, next_seeds
 from lehr.errors import InputError
 from tests.small import SMALL
 

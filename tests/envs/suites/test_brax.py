@@ -9,12 +9,12 @@ import lehr
 from lehr.algorithms import ppo
 from lehr.config import build
 from lehr.envs import ActionRepeat, TimeLimit, check_env
-from lehr.envs import brax as adapter
 from lehr.envs.base import NEVER
+from lehr.envs.suites import brax as adapter
 from lehr.errors import InputError
-from lehr.iteration import assemble, chunk, metric_names
 from lehr.networks import NetworkConfig
 from lehr.spaces import Box
+from lehr.training.iteration import assemble, chunk, metric_names
 from tests.small import SMALL
 
 pytest.importorskip("brax")

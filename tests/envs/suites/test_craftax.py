@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.envs import TimeLimit, check_env, craftax, make
+from lehr.envs import TimeLimit, check_env, make
 from lehr.envs.base import NEVER
+from lehr.envs.suites import craftax
 from lehr.errors import InputError
 from lehr.spaces import Box, Discrete
 

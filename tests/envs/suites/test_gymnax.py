@@ -9,12 +9,12 @@ import lehr
 from lehr.algorithms import ppo
 from lehr.config import build
 from lehr.envs import check_env
-from lehr.envs import gymnax as adapter
 from lehr.envs.base import NEVER
+from lehr.envs.suites import gymnax as adapter
 from lehr.errors import InputError
-from lehr.iteration import assemble, chunk, metric_names
 from lehr.networks import NetworkConfig
 from lehr.spaces import Box, Dict, Discrete
+from lehr.training.iteration import assemble, chunk, metric_names
 from tests.small import SMALL
 
 gymnax = pytest.importorskip("gymnax")

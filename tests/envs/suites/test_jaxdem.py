@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.envs import ActionRepeat, check_env, jaxdem
+from lehr.envs import ActionRepeat, check_env
+from lehr.envs.suites import jaxdem
 from lehr.errors import InputError
 from lehr.spaces import Box
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.envs import check_env, jumanji, make
+from lehr.envs import check_env, make
 from lehr.envs.base import NEVER
-from lehr.envs.optional import load
+from lehr.envs.suites import jumanji
 from lehr.errors import InputError
+from lehr.plugins import require
 from lehr.spaces import Box, Discrete, MultiDiscrete
 
 if importlib.util.find_spec("jumanji") is None:
@@ -81,7 +82,7 @@ def test_the_end_of_the_time_is_a_truncation_unless_the_task_ends_too(snakes):
 
 
 def test_what_agents_earn_is_summed():
-    generator = load("jumanji.environments.routing.lbf.generator", extra="jumanji").RandomGenerator
+    generator = require("jumanji.environments.routing.lbf.generator", extra="jumanji").RandomGenerator
     small = generator(grid_size=5, fov=5, num_agents=2, num_food=1)
     env = make("jumanji:LevelBasedForaging-v0", generator=small, time_limit=30)
     assert env.action_space == MultiDiscrete((6, 6))
@@ -167,13 +168,13 @@ def test_errors_say_what_is_wrong(name, parameters, sentence):
 
 
 def test_a_download_is_asked_for_and_not_begun(monkeypatch):
-    hub = load("huggingface_hub", extra="jumanji")
+    hub = require("huggingface_hub", extra="jumanji")
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: None)
     with pytest.raises(InputError, match="Sokoban-v0 needs a set of levels, which is not here yet"):
         jumanji.make("Sokoban-v0")
 
 
 def test_what_resets_by_itself_is_refused():
-    wrapped = load("jumanji.wrappers", extra="jumanji").AutoResetWrapper(make("jumanji:Game2048-v1").env)
+    wrapped = require("jumanji.wrappers", extra="jumanji").AutoResetWrapper(make("jumanji:Game2048-v1").env)
     with pytest.raises(InputError, match="give the environment inside it"):
         make(wrapped)

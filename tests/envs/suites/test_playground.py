@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.envs import ActionRepeat, TimeLimit, check_env, make, playground
+from lehr.envs import ActionRepeat, TimeLimit, check_env, make
+from lehr.envs.suites import playground
 from lehr.errors import InputError
 from lehr.spaces import Box, Dict
 

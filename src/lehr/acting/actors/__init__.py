@@ -10,8 +10,8 @@ learned from. Where the queue is full, actors wait, so that nothing grows old in
 and nothing else stops.
 """
 
-from lehr.actors.pool import Pool
-from lehr.actors.runner import ActorRunner
-from lehr.actors.worker import Blueprint
+from lehr.acting.actors.actor import Blueprint
+from lehr.acting.actors.pool import Pool
+from lehr.training.runners.actors import ActorRunner
 
 __all__ = ["ActorRunner", "Blueprint", "Pool"]

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lehr.collector import Collector
-from lehr.envs.host import EnvironmentFailed, HostEnvironment
-from lehr.iteration import derive, make_program
+from lehr.acting.collector import Collector
+from lehr.acting.rollout import Collected
+from lehr.envs.host.base import EnvironmentFailed, HostEnvironment
+from lehr.maths.randomness import derive
 from lehr.networks import NetworkConfig
-from lehr.rollout import Collected
+from lehr.training.iteration import make_program
 from lehr.types import NOTHING, Actor, Key, PyTree
 
 

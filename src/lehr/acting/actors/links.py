@@ -11,9 +11,9 @@ from typing import Protocol
 
 import jax
 
-from lehr.actors.worker import ActorLost, Arrival, Blueprint, Weights, Worker
-from lehr.envs.host import EnvironmentFailed
-from lehr.envs.optional import load
+from lehr.acting.actors.actor import ActorLost, Arrival, Blueprint, Weights, Worker
+from lehr.envs.host.base import EnvironmentFailed
+from lehr.plugins import require
 
 
 class Link(Protocol):
@@ -99,7 +99,7 @@ class RayLink:
     """A Ray actor, on this machine or another of the cluster, which computes on the CPU."""
 
     def __init__(self, blueprint: Blueprint) -> None:
-        self.ray = load("ray", "ray", "actors=ray")
+        self.ray = require("ray", "ray", "actors=ray")
         self.worker = self.ray.remote(num_cpus=1)(_RayWorker).remote(blueprint)
 
     def collect(self, weights: Weights) -> Arrival:
@@ -134,7 +134,7 @@ class _RayWorker(Worker):
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[float]:
     """The CPUs of the cluster that `RAY_ADDRESS` names, or of a new one; one that is connected already stays so."""
-    ray = load("ray", "ray", "actors=ray")
+    ray = require("ray", "ray", "actors=ray")
     if ray.is_initialized():
         yield ray.cluster_resources().get("CPU", 0.0)
         return

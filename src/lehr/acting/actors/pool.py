@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from lehr.actors.links import LINKS, Link, ray_cluster
-from lehr.actors.worker import ActorLost, Arrival, Blueprint, Weights
+from lehr.acting.actors.actor import ActorLost, Arrival, Blueprint, Weights
+from lehr.acting.actors.links import LINKS, Link, ray_cluster
 
 MOST_LOSSES = 3
 """So often in a row an actor is replaced before it has given anything."""

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.coefficients import Coefficients
+from lehr.acting.rollout import UNROLL
 from lehr.compat.brax import theirs
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, ppo_loss
 from lehr.compat.brax.pixels import shifted, without_pixels
-from lehr.envs.lean import LeanStep
-from lehr.minibatches import pack, take
-from lehr.optimise import Optimiser
-from lehr.rollout import UNROLL
+from lehr.envs.suites.lean_step import LeanStep
+from lehr.maths.minibatches import pack, take
+from lehr.maths.optimise import Optimiser
 from lehr.schedules import env_steps
+from lehr.schedules.bundle import Coefficients
 from lehr.types import Key, Metrics, PyTree
 
 

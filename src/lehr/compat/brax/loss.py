@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.advantages import check_same_shape, linear_recurrence
-from lehr.losses import clipped_surrogate, clipped_value_loss, standardise, value_loss
+from lehr.maths.losses import clipped_surrogate, clipped_value_loss, standardise, value_loss
+from lehr.maths.recurrence import linear_recurrence
+from lehr.maths.shapes import check_same_shape
 from lehr.types import Key, Metrics, PyTree
 
 
@@ -125,7 +126,7 @@ def ppo_loss(
         key: of the sample that estimates the entropy of squashed actions.
         network: Brax's `PPONetworks`.
         settings: what is no coefficient.
-        coef: a scalar for each of `lehr.compat.brax.coefficients.NAMES`.
+        coef: a scalar for each of `lehr.compat.brax.numbers.NAMES`.
     """
     actions = network.parametric_action_distribution
     obs = jax.tree.map(lambda x: x[:-1], batch.obs)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from lehr.coefficients import Coefficients, bundle
 from lehr.errors import InputError, closest
 from lehr.schedules import Controller, coefficient, constant, schedule
+from lehr.schedules.bundle import Coefficients, bundle
 
 NAMES = (
     "learning_rate",

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lehr.coefficients import Coefficients
-from lehr.compat.brax.program import Carried, Learned, Program
+from lehr.compat.brax.epoch import Carried, Learned, Program
 from lehr.compat.brax.saving import Keys, log
-from lehr.envs.optional import by_their_rules
+from lehr.envs.suites.foreign import by_their_rules
 from lehr.errors import InputError
+from lehr.schedules.bundle import Coefficients
 from lehr.types import Key, PyTree
 
 

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr import checkpoint
 from lehr.compat.brax import theirs
+from lehr.compat.brax.epoch import Carried, Learned
 from lehr.compat.brax.loss import Networks
-from lehr.compat.brax.program import Carried, Learned
-from lehr.envs.optional import by_their_rules
+from lehr.envs.suites.foreign import by_their_rules
 from lehr.errors import InputError
+from lehr.training import checkpoint
 from lehr.types import Key, PyTree
 
 FOLDER = "lehr"

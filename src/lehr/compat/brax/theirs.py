@@ -5,8 +5,8 @@ import io
 from types import ModuleType
 from typing import Any
 
-from lehr.envs.optional import load
 from lehr.errors import InputError
+from lehr.plugins import require
 
 _WHAT = "lehr.compat.brax"
 
@@ -23,13 +23,13 @@ running_statistics: Any = None
 
 try:
     with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that it does without Warp
-        wrappers = load("brax.envs.wrappers.training", "brax", _WHAT)
-        acting = load("brax.training.acting", "brax", _WHAT)
-        logger = load("brax.training.logger", "brax", _WHAT)
-        networks = load("brax.training.agents.ppo.networks", "brax", _WHAT)
+        wrappers = require("brax.envs.wrappers.training", "brax", _WHAT)
+        acting = require("brax.training.acting", "brax", _WHAT)
+        logger = require("brax.training.logger", "brax", _WHAT)
+        networks = require("brax.training.agents.ppo.networks", "brax", _WHAT)
         make_ppo_networks = networks.make_ppo_networks
-        all_networks = load("brax.training.networks", "brax", _WHAT)
-        running_statistics = load("brax.training.acme.running_statistics", "brax", _WHAT)
+        all_networks = require("brax.training.networks", "brax", _WHAT)
+        running_statistics = require("brax.training.acme.running_statistics", "brax", _WHAT)
 except InputError as error:
     missing = error
 
@@ -42,4 +42,4 @@ def check() -> None:
 
 def checkpoint() -> ModuleType:
     """Brax's checkpoints, imported when the first one is written or read: what they need is slow to import."""
-    return load("brax.training.agents.ppo.checkpoint", "brax", _WHAT)
+    return require("brax.training.agents.ppo.checkpoint", "brax", _WHAT)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.compat.brax import saving, theirs
-from lehr.compat.brax.coefficients import annealed, coefficients, is_number
+from lehr.compat.brax.epoch import Carried, Learned, Program, seen_of
 from lehr.compat.brax.loss import LossSettings, Networks
+from lehr.compat.brax.numbers import annealed, coefficients, is_number
 from lehr.compat.brax.pixels import without_pixels
-from lehr.compat.brax.program import Carried, Learned, Program, seen_of
 from lehr.compat.brax.run import Callbacks, Place, Run
-from lehr.envs.lean import lean_step
-from lehr.envs.optional import by_their_rules, settled
+from lehr.envs.suites.foreign import by_their_rules, settled
+from lehr.envs.suites.lean_step import lean_step
 from lehr.errors import InputError, closest
 from lehr.schedules import adaptive_kl
 from lehr.types import Key, PyTree

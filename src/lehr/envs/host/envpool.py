@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from lehr import spaces
-from lehr.envs.gym import actions_of, lean
-from lehr.envs.host import HostBatch, HostEnvironment, HostStep, check_size, late_reset
-from lehr.envs.optional import load
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, check_size, late_reset
+from lehr.envs.host.gym import actions_of, lean
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.types import PyTree
 
 OURS = {
@@ -65,7 +65,7 @@ def adapt(env: Any, **parameters: Any) -> "GivenPool":
         raise InputError(
             f"The parameters {', '.join(parameters)} came with a pool that exists already: give them to envpool.make."
         )
-    if not isinstance(env, load("gymnasium", extra="envpool").Env):
+    if not isinstance(env, require("gymnasium", extra="envpool").Env):
         raise InputError(f"{type(env).__name__} is not a pool of Gymnasium's kind: make it with env_type='gymnasium'.")
     if env.is_async:
         raise InputError(
@@ -251,4 +251,4 @@ def _quietly(call: Callable[[], Any]) -> Any:
 
 
 def _envpool() -> Any:
-    return load("envpool", extra="envpool")
+    return require("envpool", extra="envpool")

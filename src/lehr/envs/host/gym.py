@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from lehr import spaces
-from lehr.envs.host import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset
-from lehr.envs.optional import load
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.types import PyTree
 
 VECTORIZATIONS = ("sync", "async", "vector")
@@ -153,11 +153,11 @@ class Gym(HostEnvironment):
         if self.vectorization == "vector":
             made = gymnasium.make_vec(self.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **parameters)
             return SelfResetting(made)
-        from lehr import workers
+        from lehr.envs.host import worker
 
         functions = [
             functools.partial(
-                workers.make_env, self.id, parameters, index, self.action_repeat, self.frame_stack, os.getpid()
+                worker.make_env, self.id, parameters, index, self.action_repeat, self.frame_stack, os.getpid()
             )
             for index in range(num_envs)
         ]
@@ -381,17 +381,17 @@ def _close(envs: Any) -> None:
 
 
 def _gymnasium() -> Any:
-    return load("gymnasium", extra="gym")
+    return require("gymnasium", extra="gym")
 
 
 @functools.lru_cache(maxsize=8)
 def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: int, frame_stack: int) -> Any:
     """One environment, to look at its spaces."""
     gymnasium = _gymnasium()
-    from lehr import workers
+    from lehr.envs.host import worker
 
     try:
-        return workers.make_env(name, dict(parameters), 0, action_repeat, frame_stack, os.getpid())
+        return worker.make_env(name, dict(parameters), 0, action_repeat, frame_stack, os.getpid())
     except gymnasium.error.NameNotFound:
         raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names())}") from None
     except gymnasium.error.Error as error:

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lehr import spaces
-from lehr.envs.gym import LONGEST_LOG, actions_of, lean
-from lehr.envs.host import HostBatch, HostEnvironment, HostStep, Journal
-from lehr.envs.optional import load
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal
+from lehr.envs.host.gym import LONGEST_LOG, actions_of, lean
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.types import PyTree
 
 SUITES = ("pettingzoo", "mpe2")
@@ -34,7 +34,7 @@ SUITES = ("pettingzoo", "mpe2")
 
 def names() -> list[str]:
     """The environments with a parallel API of the suites that are installed; some need further packages."""
-    load("pettingzoo", extra="pettingzoo")
+    require("pettingzoo", extra="pettingzoo")
     found = []
     for suite in SUITES:
         for folder in _folders(suite):
@@ -65,7 +65,7 @@ def adapt(env: Any, **parameters: Any) -> "GivenParallel":
             f"The parameters {', '.join(parameters)} came with an environment that exists already: give them where it "
             "is made."
         )
-    if isinstance(env, load("pettingzoo", extra="pettingzoo").AECEnv):
+    if isinstance(env, require("pettingzoo", extra="pettingzoo").AECEnv):
         raise InputError(
             f"{type(env).__name__} lets its agents act in turn: give its parallel_env, or convert it with "
             "pettingzoo.utils.aec_to_parallel."

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.lean import LeanStep, lean_step
-from lehr.envs.optional import by_their_rules, hashable, load
+from lehr.envs.suites.foreign import by_their_rules, hashable
+from lehr.envs.suites.lean_step import LeanStep, lean_step
 from lehr.envs.wrappers import ActionRepeat, TimeLimit
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.spaces import Box, Dict, Space
 from lehr.types import Key, PyTree, Timestep
 
@@ -250,7 +251,7 @@ def _observation(obs: PyTree) -> PyTree:
 @contextlib.contextmanager
 def _quiet_mujoco() -> Iterator[None]:
     """MuJoCo prints what it thinks of a model, and writes it to a file in the working directory."""
-    mujoco = load("mujoco", extra="brax")
+    mujoco = require("mujoco", extra="brax")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda text: None)
     try:
@@ -262,4 +263,4 @@ def _quiet_mujoco() -> Iterator[None]:
 @functools.cache
 def _brax() -> ModuleType:
     with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that it does without Warp
-        return load("brax.envs", extra="brax")
+        return require("brax.envs", extra="brax")

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.optional import by_their_rules, hashable, load, settled
+from lehr.envs.suites.foreign import by_their_rules, hashable, settled
 from lehr.envs.wrappers import TimeLimit
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.spaces import Box, Discrete
 from lehr.types import Key, PyTree, Timestep
 
@@ -111,5 +112,5 @@ def adapt(env: Any, name: str | None = None, **parameters: Any) -> Environment:
 @functools.cache
 def _instance(name: str, static: tuple[tuple[str, Any], ...]) -> Any:
     """One instance for each name and map, so that equal environments share their compiled programs."""
-    env = load("craftax.craftax_env", extra="craftax").make_craftax_env_from_name(name, auto_reset=False)
+    env = require("craftax.craftax_env", extra="craftax").make_craftax_env_from_name(name, auto_reset=False)
     return type(env)(env.static_env_params.replace(**dict(static))) if static else env

@@ -1,10 +1,8 @@
-"""Packages that only some environments need: imported when they are asked for, missed in one sentence, and tamed."""
+"""What the code of others needs around it: its warnings kept quiet, its types settled, its parameters hashable."""
 
 import contextlib
-import importlib
 import warnings
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -12,30 +10,6 @@ import jax.numpy as jnp
 
 from lehr.errors import InputError
 from lehr.types import PyTree
-
-
-def load(package: str, extra: str, what: str = "This environment") -> ModuleType:
-    """Import a package, or say how to get it.
-
-    Args:
-        package: what to import, `brax.envs` for example.
-        extra: the extra of Lehr that installs it.
-        what: what needs it.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
-            return importlib.import_module(package)
-    except ImportError as error:
-        root = package.partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == root:
-            raise InputError(
-                f"{what} needs the package {root}, which is not installed: pip install 'lehr[{extra}]'."
-            ) from None
-        raise InputError(
-            f"The package {root} is installed but does not import ({error}): pip install 'lehr[{extra}]' brings "
-            "versions that work together."
-        ) from error
 
 
 @contextlib.contextmanager

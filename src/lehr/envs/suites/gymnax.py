@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.optional import by_their_rules, load, settle
+from lehr.envs.suites.foreign import by_their_rules, settle
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.spaces import Box, Dict, Discrete, Space
 from lehr.types import Key, PyTree, Timestep
 
@@ -304,4 +305,4 @@ def _observation(space: Space, obs: PyTree) -> PyTree:
 
 
 def _gymnax() -> ModuleType:
-    return load("gymnax", extra="gymnax")
+    return require("gymnax", extra="gymnax")

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.optional import by_their_rules, load, settled
+from lehr.envs.suites.foreign import by_their_rules, settled
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.spaces import Box
 from lehr.types import Key, PyTree, Timestep
 
@@ -174,7 +175,7 @@ def _registered() -> dict[str, Any]:
             "This environment needs the package jaxdem, which is not installed: "
             'pip install "jaxdem @ git+https://github.com/cdelv/JaxDEM" distrax.'
         )
-    environments = load("jaxdem.rl.environments", extra="jaxdem")
+    environments = require("jaxdem.rl.environments", extra="jaxdem")
     return {key: cls for key, cls in environments.Environment._registry.items() if key}
 
 

@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.optional import by_their_rules, load, settled
+from lehr.envs.suites.foreign import by_their_rules, settled
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree, Timestep
 
@@ -89,7 +90,7 @@ def make(name: str, **parameters: Any) -> Environment:
     """
     if name not in names():
         raise InputError(f"Jumanji has no environment {name!r}; {closest(name, names())}")
-    registered = load("jumanji.registration", extra="jumanji")
+    registered = require("jumanji.registration", extra="jumanji")
     signature = inspect.signature(registered.load(registered._REGISTRY[name].entry_point))
     for parameter in parameters:
         if parameter not in signature.parameters:
@@ -108,7 +109,7 @@ def make(name: str, **parameters: Any) -> Environment:
 
 def adapt(env: Any, name: str | None = None) -> Environment:
     """An instance of a Jumanji environment."""
-    wrappers = load("jumanji.wrappers", extra="jumanji")
+    wrappers = require("jumanji.wrappers", extra="jumanji")
     batched = wrappers.AutoResetWrapper | wrappers.VmapWrapper | wrappers.VmapAutoResetWrapper
     if isinstance(env, batched):
         raise InputError(
@@ -130,11 +131,11 @@ def adapt(env: Any, name: str | None = None) -> Environment:
 
 
 def _jumanji() -> ModuleType:
-    return load("jumanji", extra="jumanji")
+    return require("jumanji", extra="jumanji")
 
 
 def _specs() -> ModuleType:
-    return load("jumanji.specs", extra="jumanji")
+    return require("jumanji.specs", extra="jumanji")
 
 
 @functools.cache
@@ -155,7 +156,7 @@ def _without_limit(env: Any) -> Any:
 
 
 def _require_levels(name: str) -> None:
-    hub = load("huggingface_hub", extra="jumanji")
+    hub = require("huggingface_hub", extra="jumanji")
     if not isinstance(hub.try_to_load_from_cache(*LEVELS_OF_SOKOBAN), str):
         raise InputError(
             f"jumanji:{name} needs a set of levels, which is not here yet: with a network, run "

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
-from lehr.envs.optional import settle
-from lehr.envs.written_out import written_out
+from lehr.envs.suites.foreign import settle
 from lehr.errors import InputError
+from lehr.kernels.written_out import written_out
 from lehr.types import PyTree
 
 

@@ -20,9 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.optional import by_their_rules, hashable, load, settled
+from lehr.envs.suites.foreign import by_their_rules, hashable, settled
 from lehr.envs.wrappers import ActionRepeat, TimeLimit
 from lehr.errors import InputError, closest
+from lehr.plugins import require
 from lehr.spaces import Box, Dict, Space
 from lehr.types import Key, PyTree, Timestep
 
@@ -89,7 +90,7 @@ def make(name: str, **parameters: Any) -> Environment:
     if "impl" in known:
         parameters = {"impl": "jax", **parameters}
     if parameters.get("impl") == "warp":
-        load("warp", extra="playground")
+        require("warp", extra="playground")
     limits = {limit: parameters.pop(limit, known.get(limit)) for limit in ("episode_length", "action_repeat")}
     overrides = tuple(sorted((key, hashable(f"playground:{name}", key, value)) for key, value in parameters.items()))
     return adapt(_load(name, overrides), name=name, **limits)
@@ -116,11 +117,11 @@ def adapt(
 
 
 def _playground() -> ModuleType:
-    return load("mujoco_playground", extra="playground")
+    return require("mujoco_playground", extra="playground")
 
 
 def _menagerie_path() -> Any:
-    return load("mujoco_playground._src.mjx_env", extra="playground").MENAGERIE_PATH
+    return require("mujoco_playground._src.mjx_env", extra="playground").MENAGERIE_PATH
 
 
 @functools.cache
@@ -133,7 +134,7 @@ def _load(name: str, overrides: tuple[tuple[str, Any], ...]) -> Any:
         given = ", ".join(f"{key}={value!r}" for key, value in overrides)
         raise InputError(f"playground:{name} cannot be made with {given}: {error}") from error
     except AttributeError as error:
-        version = load("mujoco", extra="playground").__version__
+        version = require("mujoco", extra="playground").__version__
         raise InputError(
             f"playground:{name} does not work with the mujoco {version} that is installed ({error}): choose another "
             "task, or other versions of mujoco, mujoco-mjx and playground."

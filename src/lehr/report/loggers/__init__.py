@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from lehr.logging.jsonl import JsonLines
-from lehr.logging.progress import Progress
-from lehr.logging.tensorboard import TensorBoard
-from lehr.logging.wandb import WeightsAndBiases
+from lehr.report.loggers.jsonl import JsonLines
+from lehr.report.loggers.progress import Progress
+from lehr.report.loggers.tensorboard import TensorBoard
+from lehr.report.loggers.wandb import WeightsAndBiases
 
 __all__ = ["JsonLines", "Logger", "Loggers", "Progress", "TensorBoard", "WeightsAndBiases"]
 

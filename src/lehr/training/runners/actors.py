@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.actors.pool import Pool
-from lehr.actors.worker import ActorLost, Weights
-from lehr.coefficients import Coefficients
-from lehr.collector import Collector, Update, without_actor
-from lehr.envs.host import EnvironmentFailed
-from lehr.host import Interrupted
-from lehr.iteration import Program
-from lehr.normalise import RewardScaling
+from lehr.acting.actors.actor import ActorLost, Weights
+from lehr.acting.actors.pool import Pool
+from lehr.acting.collector import Collector, Update, without_actor
+from lehr.envs.host.base import EnvironmentFailed
+from lehr.maths.normalise import RewardScaling
+from lehr.schedules.bundle import Coefficients
+from lehr.training.iteration import Program
+from lehr.training.runners.host import Interrupted
 from lehr.types import TrainState
 
 WATCHED = ("rollout/lag", "actors/queue", "actors/lost", "actors/steps_per_second", "learner/waited")

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from lehr.actors import ActorRunner, Blueprint, Pool
-from lehr.coefficients import Coefficients
+from lehr.acting.actors import ActorRunner, Blueprint, Pool
 from lehr.config import describe
 from lehr.envs import HostEnvironment
-from lehr.host import HostRunner
-from lehr.iteration import Program, chunk, metric_names
-from lehr.plan import Plan
+from lehr.schedules.bundle import Coefficients
+from lehr.training.iteration import Program, chunk, metric_names
+from lehr.training.plan import Plan
+from lehr.training.runners.host import HostRunner
 from lehr.types import TrainState
 
 MOST_UPDATES = 1024

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.coefficients import Coefficients
-from lehr.collector import Collector, Update, collected_shapes, without_actor
-from lehr.envs.host import EnvironmentFailed, HostEnvironment, ask, check_obs, own, same_structure
+from lehr.acting.collector import Collector, Update, collected_shapes, without_actor
+from lehr.acting.rollout import Collected
+from lehr.envs.host.base import EnvironmentFailed, HostEnvironment, ask, check_obs, own, same_structure
 from lehr.errors import InputError
-from lehr.iteration import Program, derive
-from lehr.normalise import RewardScaling
-from lehr.rollout import Collected
+from lehr.maths.normalise import RewardScaling
+from lehr.maths.randomness import derive
+from lehr.schedules.bundle import Coefficients
+from lehr.training.iteration import Program
 from lehr.types import Actor, PyTree, TrainState
 
 

@@ -1,0 +1,1 @@
+"""Other ecosystems' environments that are compiled along with training, one adapter each."""

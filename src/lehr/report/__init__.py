@@ -1,0 +1,1 @@
+"""What people look at: logs, progress, curves, plots of schedules, and films."""

@@ -1,0 +1,1 @@
+"""A run: its plan, its compiled program, the loop around it, and its files."""
