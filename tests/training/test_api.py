@@ -489,7 +489,10 @@ def test_a_full_disk_fails_the_run_with_a_sentence_and_loses_nothing(owner, name
 def test_a_disk_that_takes_no_status_either_does_not_hide_the_reason(train, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(JsonLines, "flush", full_after(JsonLines.flush, [], 9))
-        patch.setattr(runs, "write_json", full_after(write_json, [], len(["status", "versions", "git", "running"])))
+        patch.setattr(
+            "lehr.training.directory.write_json",
+            full_after(write_json, [], len(["status", "versions", "git", "running"])),
+        )
         with pytest.raises(RunFailed, match="No space left on device"):
             train()
     lehr.resume(tmp_path / "run")
