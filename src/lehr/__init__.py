@@ -8,11 +8,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from lehr.errors import InputError
-from lehr.schedules import Schedule, resolve_coefficient, resolve_entropy_coefficient, schedule
+from lehr.schedules import Schedule, schedule
 
 if TYPE_CHECKING:
     from lehr import envs
     from lehr.acting.evaluation import evaluate
+    from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.training.api import Result, load, resume, train
 
 __version__ = "0.1.0.dev0"
@@ -21,6 +22,8 @@ _LATER = {
     "Result": "lehr.training.api",
     "evaluate": "lehr.acting.evaluation",
     "load": "lehr.training.api",
+    "resolve_coefficient": "lehr.algorithms.vocabulary",
+    "resolve_entropy_coefficient": "lehr.algorithms.vocabulary",
     "resume": "lehr.training.api",
     "train": "lehr.training.api",
 }

@@ -11,6 +11,7 @@ import importlib.util
 import re
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,6 +75,51 @@ def import_object(reference: str, what: str) -> Any:
             "finds and a name in it."
         ) from error
     return found
+
+
+def text_of(thing: Any) -> str:
+    """The text by which a file remembers an object: its name, or `module:Name`, or a description in angle brackets.
+
+    >>> import math
+    >>> text_of("adam"), text_of(math.sqrt), text_of(lambda x: x)
+    ('adam', 'math:sqrt', '<function <lambda>>')
+    """
+    if isinstance(thing, str):
+        return thing
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if module and name and module != "__main__" and is_reference(reference := f"{module}:{name}"):
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is thing:
+            return reference
+    kind = "function" if callable(thing) and not isinstance(thing, type) and name else "object"
+    return f"<{kind} {name or type(thing).__name__}>"
+
+
+def is_placeholder(text: Any) -> bool:
+    """Whether a text only describes something that no file can hold.
+
+    >>> is_placeholder("<function cosine>"), is_placeholder("0.1 -> 0")
+    (True, False)
+    """
+    return isinstance(text, str) and text.startswith("<") and text.endswith(">")
+
+
+def offered(group: str) -> dict[str, metadata.EntryPoint]:
+    """What installed packages offer under an entry point of Lehr's, by name; nothing is imported yet."""
+    return {point.name: point for point in metadata.entry_points(group=group)}
+
+
+def own_code(text: Any) -> str | None:
+    """The module outside of Lehr that a text names, as `module:Name` or as a call of it, `module:Name(...)`.
+
+    >>> own_code("my_package:Mine"), own_code("my_package:Mine(0.1)"), own_code("0.1 -> 0 over 10%"), own_code("adam")
+    ('my_package', 'my_package', None, None)
+    """
+    called = str(text).partition("(")[0].strip()
+    module = called.partition(":")[0]
+    return module if is_reference(called) and not is_lehrs(module) else None
 
 
 def is_lehrs(module: str) -> bool:

@@ -6,7 +6,7 @@ It describes one agent of one environment, without a batch axis.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +205,13 @@ class Dict:
 
 
 Space: TypeAlias = Box | Discrete | MultiDiscrete | Dict
+
+
+class Spaces(NamedTuple):
+    """What an agent sees, and what it does."""
+
+    observation: Space
+    action: Space
 
 
 def flatten(space: Space, x: PyTree) -> jax.Array:

@@ -44,11 +44,11 @@ class Rollout(NamedTuple):
     """float32 `[T, N]`: of the action under the policy that acted."""
     reward: jax.Array
     """float32 `[T, N]`, scaled if the run scales rewards."""
-    value: jax.Array
-    """float32 `[T, N]`: the critic's value of `obs`."""
-    next_value: jax.Array
+    value: Any
+    """float32 `[T, N]`: the critic's value of `obs`; `()` where the algorithm does not need values."""
+    next_value: Any
     """float32 `[T, N]`: of the observation that really followed; where an episode was truncated that is its final one,
-    and where it terminated no one looks at it."""
+    and where it terminated no one looks at it. `()` without values."""
     terminated: jax.Array
     """bool `[T, N]`: the episode ended with this step, and its future is worth nothing."""
     done: jax.Array
@@ -60,16 +60,26 @@ class Rollout(NamedTuple):
     host environment used a step for its reset; no loss may count it. `()` where every step is valid."""
     carry: PyTree
     """Leaves `[N, ...]`: the memory before the first step; a pytree without leaves for a feed-forward network."""
+    final_obs: Any = ()
+    """Leaves `[T, N, ...]`: the observation that each step led to, before any reset, normalised if the run normalises;
+    `()` where the algorithm does not need them."""
+    extras: Any = ()
+    """Whatever else `act` kept of each step, by name, leaves `[T, N, ...]`; `()` where it kept nothing."""
 
 
 class Learner(NamedTuple):
-    """What an algorithm learns: its parameters, what its optimiser remembers, and what it remembers itself."""
+    """What an algorithm learns and remembers."""
 
     params: PyTree
-    """The network's."""
+    """What it acts with."""
     optimiser: PyTree
+    """What the optimiser of the parameters remembers."""
+    auxiliary: PyTree = ()
+    """What else learning changes: a target network, a second optimiser. An update that is not finite is not applied to
+    it, as it is not to the parameters."""
     memory: PyTree = ()
-    """Whatever else the algorithm needs at its next update: a target network, rollouts that it looks at again."""
+    """Data: kept rollouts, a replay. It may be gigabytes, since nothing looks through it: what a non-finite update
+    wrote into it stays, so a counter of what is valid in it belongs in `auxiliary`."""
 
 
 class Actor(NamedTuple):
@@ -84,7 +94,7 @@ class Actor(NamedTuple):
     carry: PyTree
     """Leaves `[N, ...]`: the network's memory."""
     episodes: PyTree
-    """`lehr.acting.rollout.Episodes`, `[N]` each: the episodes under way."""
+    """`lehr.acting.rollout.RunningEpisodes`, `[N]` each."""
 
 
 class TrainState(NamedTuple):
@@ -96,6 +106,10 @@ class TrainState(NamedTuple):
     """`RunningStatistics`, or `()` for a run that does not normalise observations."""
     reward_scaling: PyTree
     """`RewardScaling`, or `()` for a run that does not scale rewards."""
+    reward_model: Learner
+    """What the reward model has learned; a `Learner` without leaves where rewards are the environment's."""
+    coefficients: PyTree
+    """`lehr.schedules.bundle.Coefficients`: the bound coefficients, data like all else here."""
     controllers: dict[str, Any]
     """The state of each coefficient that reacts to metrics."""
     key: Key
@@ -109,6 +123,11 @@ class TrainState(NamedTuple):
     behind: PyTree = ()
     """Leaves `[k, ...]`: the parameters before each of the last k updates, oldest first, where those who act lag behind
     by k updates; `()` where they act with the newest."""
+
+    @property
+    def saved(self) -> "TrainState":
+        """What a checkpoint of a run holds: the coefficients are in its config, where they can be read and changed."""
+        return self._replace(coefficients=())
 
     @property
     def acting(self) -> PyTree:

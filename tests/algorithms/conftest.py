@@ -77,7 +77,7 @@ def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
     given = {**SETTINGS, **MORE_SETTINGS.get(algorithm, {}), **settings}
     if "learning_rate" in given:
         given[RATES.get(algorithm, "learning_rate")] = given.pop("learning_rate")
-    return build(algorithms.settings(algorithm), given)
+    return build(algorithms.settings_of(algorithm), given)
 
 
 def _begin(algorithm: str, env: str | Environment, total_steps: int = 10_000, seed: int = 0, **settings: Any) -> Run:

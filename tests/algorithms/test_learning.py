@@ -33,7 +33,7 @@ SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
 
 def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
     """The mean return of the episodes that ended in the last tenth of a run."""
-    config, network_config = build(algorithms.settings(algorithm), settings)
+    config, network_config = build(algorithms.settings_of(algorithm), settings)
     program, coefficients, state = assemble(algorithm, env, config, network_config, total_steps, seed)
     updates = total_steps // program.steps_per_update
     column = metric_names(program, coefficients, state).index("episode/return")

@@ -238,13 +238,13 @@ def test_without_a_memory_there_is_nothing_to_burn_in():
 
 
 def test_it_is_ppo_with_other_defaults():
-    own, network = config.build(algorithms.settings("recurrent_ppo"), {})
+    own, network = config.build(algorithms.settings_of("recurrent_ppo"), {})
     assert (own, network) == (recurrent_ppo.Config(), recurrent_ppo.NetworkConfig())
     assert {field.name: field._replace(default=None) for field in config.describe(type(own))} == {
         field.name: field._replace(default=None) for field in config.describe(ppo.Config)
     }
     assert NetworkConfig(**config.to_mapping(network)) == NetworkConfig(torso="mingru", recurrent_size=64)
-    assert algorithms.settings("ppo") == [ppo.Config, NetworkConfig]
+    assert algorithms.settings_of("ppo") == [ppo.Config, NetworkConfig]
     assert config.with_preset(recurrent_ppo.Config, "puffer").advantage == "vtrace"
 
 

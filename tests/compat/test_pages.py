@@ -176,7 +176,7 @@ def test_our_half_of_the_same_training(title, tmp_path, monkeypatch):
     train = lehr.train
 
     def read(algorithm, **given):
-        run, settings, _ = config.build([RunConfig, *algorithms.settings(algorithm)], given)
+        run, settings, _ = config.build([RunConfig, *algorithms.settings_of(algorithm)], given)
         assert settings.num_envs * settings.horizon % settings.minibatches == 0
         assert config.coefficients(settings, run.total_steps)
         suite, _, name = run.env.rpartition(":")

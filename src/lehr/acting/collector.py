@@ -1,6 +1,5 @@
-"""Acting in live environments: one compiled call for all of them at every step, and one that makes a rollout of it."""
+"""Rollouts in live environments: one compiled call at every step for all of them, and one for the whole rollout."""
 
-from collections.abc import Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -10,63 +9,76 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from lehr.acting.policy import clip_to
-from lehr.acting.rollout import Collected, Episodes, Lived, assemble, values
+from lehr.acting.agent import Acted, Agent, act, observed
+from lehr.acting.rollout import Collected, RunningEpisodes, Trajectory, collected
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, check_obs, check_step, own
-from lehr.maths.normalise import RunningStatistics, normalise
+from lehr.maths.normalise import RunningStatistics
 from lehr.maths.randomness import derive
-from lehr.schedules.bundle import Coefficients
-from lehr.training.iteration import Program, learn
-from lehr.types import NOTHING, Actor, Key, PyTree, TrainState
+from lehr.types import Actor, Key, PyTree
+
+pack = jax.jit(lambda params: ravel_pytree(params)[0])
+"""Parameters as one vector, which is handed over faster than many arrays, and is handed over at every step."""
 
 
 class Collector:
-    """Live environments, and the compiled functions that act in them."""
+    """Live environments, and the compiled functions that act in them.
 
-    def __init__(self, program: Program, params: PyTree) -> None:
-        """The parameters are an example of those that will act."""
-        assert isinstance(program.env, HostEnvironment)
-        config = program.algorithm.config
-        self.program, self.env = program, program.env
-        self.horizon, self.size = config.horizon, config.num_envs * self.env.num_agents
+    Args:
+        env: what to act in.
+        agent: who acts.
+        num_envs: how many environments.
+        horizon: steps of a rollout.
+        params: an example of the parameters that will act.
+        needs: the optional parts of a rollout that are to be kept.
+    """
+
+    def __init__(
+        self,
+        env: HostEnvironment,
+        agent: Agent,
+        num_envs: int,
+        horizon: int,
+        params: PyTree,
+        needs: frozenset[str],
+    ) -> None:
+        self.env, self.agent, self.num_envs, self.horizon = env, agent, num_envs, horizon
+        self.size = num_envs * env.num_agents
         self.batch: HostBatch | None = None
-        # One vector is handed over faster than many arrays, and it is handed over at every step.
+        self.needs_value, self.needs_final_obs = "value" in needs, "final_obs" in needs
         unpack = ravel_pytree(params)[1]
-        self.pack = jax.jit(lambda params: ravel_pytree(params)[0])
-        self._act = jax.jit(lambda packed, *arguments: _act(program, unpack(packed), *arguments))
-        self._value = jax.jit(lambda packed, *arguments: _value(program, unpack(packed), *arguments))
-        self._collected = jax.jit(lambda packed, *arguments: _collected(program, unpack(packed), *arguments))
-        self._keys = jax.jit(partial(_keys, self.horizon))
+        self._act = jax.jit(lambda packed, *arguments: _act(env, agent, unpack(packed), *arguments))
+        self._value = jax.jit(lambda packed, *arguments: _value(agent, unpack(packed), *arguments))
+        self._collected = jax.jit(lambda packed, *arguments: _collected(env, agent, needs, unpack(packed), *arguments))
+        self._keys = jax.jit(partial(_keys, horizon))
 
     def compile(self, packed: jax.Array, statistics: Any, actor: Actor, key: Key) -> None:
         """Compile what acts."""
         keys = np.asarray(self._keys(key, np.uint32(0)))
         self._act(packed, statistics, actor.carry, actor.obs, actor.reset, keys[0])
-        self._value(packed, statistics, actor.carry, actor.obs)
+        if self.needs_value:
+            self._value(packed, statistics, actor.carry, actor.obs)
 
     def start(self) -> HostBatch:
         """Make the environments."""
-        num_envs = self.program.algorithm.config.num_envs
-        self.batch = ask(self.env.name, "its constructor", partial(self.env.start, num_envs))
+        self.batch = ask(self.env.name, "its constructor", partial(self.env.start, self.num_envs))
         return self.batch
 
     def reset(self, key: Key) -> Actor:
         """Begin an episode in each environment."""
         assert self.batch is not None
-        config, network = self.program.algorithm.config, self.program.algorithm.network
-        seeds = np.asarray(jax.random.bits(key, (config.num_envs,), jnp.uint32))
+        seeds = np.asarray(jax.random.bits(key, (self.num_envs,), jnp.uint32))
         obs = ask(self.env.name, "reset", partial(self.batch.reset, seeds))
         check_obs(self.env, obs, self.size)
-        zeros = jnp.zeros(self.size)
-        episodes = Episodes(zeros, zeros, jnp.zeros(self.size, bool))
-        return Actor((), own(self.env, obs), jnp.ones(self.size, bool), network.initial_carry((self.size,)), episodes)
+        carry, episodes = self.agent.initial_carry((self.size,)), RunningEpisodes.begin(self.size)
+        return Actor((), own(self.env, obs), jnp.ones(self.size, bool), carry, episodes)
 
     def collect(self, packed: jax.Array, statistics: Any, actor: Actor, key: Key, number: int) -> Collected:
         """Rollout `number`, from where the actor stands, with these packed parameters."""
         assert self.batch is not None
         shape = (self.horizon, self.size)
         # The arrays are new for every rollout: on a CPU the device may look at them without a copy.
-        obs = jax.tree.map(lambda like: np.empty((*shape, *like.shape), like.dtype), self.env.layout)
+        obs = self._room(shape)
+        final_obs = self._room(shape) if self.needs_final_obs else ()
         reward, final_value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         terminated, done, valid = (np.zeros(shape, bool) for _ in range(3))
         keys = np.asarray(self._keys(key, np.uint32(number)))
@@ -83,7 +95,9 @@ class Collector:
             reward[t], terminated[t], done[t] = answer.reward, answer.terminated, answer.terminated | answer.truncated
             if answer.valid is not None:
                 valid[t] = answer.valid
-            if answer.truncated.any():
+            if self.needs_final_obs:
+                jax.tree.map(np.copyto, jax.tree.map(itemgetter(t), final_obs), own(self.env, answer.final_obs))
+            if self.needs_value and answer.truncated.any():
                 last = own(self.env, answer.final_obs)
                 final_value[t] = np.asarray(self._value(packed, statistics, carry, last))
             current, reset = answer.obs, done[t]
@@ -95,6 +109,7 @@ class Collector:
             "done": done,
             "valid": valid if self.env.masks else (),
             "final_value": final_value,
+            "final_obs": final_obs,
         }
         before = actor._replace(env_state=())
         return self._collected(packed, statistics, before, lived, carry, own(self.env, current))
@@ -104,67 +119,27 @@ class Collector:
         if self.batch is not None:
             self.batch.close()
 
-
-class Update:
-    """The learning of one update, compiled, with its metrics as one row."""
-
-    def __init__(
-        self, program: Program, coefficients: Coefficients, state: TrainState, watched: tuple[str, ...]
-    ) -> None:
-        """The metrics of `watched` are measured by the one who calls."""
-        self.program, self.coefficients = program, coefficients
-        self.shapes = collected_shapes(program, state)._replace(actor=NOTHING)
-        _, metrics = jax.eval_shape(partial(learn, program), coefficients, without_actor(state), self.shapes)
-        self.names = tuple(sorted({*metrics, *watched}))
-        self.watched = watched
-
-    def compile(self, state: TrainState) -> None:
-        """Compile it for states like this one."""
-        watched = {name: jnp.float32(0) for name in self.watched}
-        lowered = jax.jit(self._update).lower(self.coefficients, without_actor(state), self.shapes, watched)
-        self._compiled = lowered.compile()
-
-    def __call__(
-        self, state: TrainState, collected: Collected, watched: Mapping[str, float]
-    ) -> tuple[TrainState, jax.Array]:
-        """The state after the update, without its actor, and the row of metrics."""
-        given = {name: np.float32(value) for name, value in watched.items()}
-        return self._compiled(self.coefficients, without_actor(state), collected._replace(actor=NOTHING), given)
-
-    def table(self, rows: list[jax.Array]) -> np.ndarray:
-        """Rows as one array, `[U, M]`."""
-        return np.stack(jax.device_get(rows)) if rows else np.zeros((0, len(self.names)), np.float32)
-
-    def _update(
-        self, coefficients: Coefficients, state: TrainState, collected: Collected, watched: dict[str, jax.Array]
-    ) -> tuple[TrainState, jax.Array]:
-        state, metrics = learn(self.program, coefficients, state, collected)
-        metrics |= watched
-        return without_actor(state), jnp.stack([metrics[name].astype(jnp.float32) for name in self.names])
+    def _room(self, shape: tuple[int, int]) -> PyTree:
+        return jax.tree.map(lambda like: np.empty((*shape, *like.shape), like.dtype), self.env.layout)
 
 
 # What is compiled ----------------------------------------------------------------------------------------------------
 
 
 def _act(
-    program: Program,
+    env: HostEnvironment,
+    agent: Agent,
     params: PyTree,
     statistics: Any,
     carry: PyTree,
     obs: PyTree,
     reset: jax.Array,
     key: jax.Array,
-) -> tuple[PyTree, jax.Array, dict[str, Any]]:
-    """One step of acting: the memory, the actions for the environments, and what the rollout keeps."""
-    network = program.algorithm.network
-    obs = _prepared(statistics, obs)
-    kept: dict[str, Any] = {}
-    if network.critic_is_recurrent:
-        carry, policy, kept["value"] = network.step(params, carry, obs, reset)
-    else:
-        carry, policy = network.act(params, carry, obs, reset)
-    kept["action"], kept["log_prob"] = policy.sample_and_log_prob(jax.random.wrap_key_data(key))
-    return carry, clip_to(program.env.action_space, kept["action"]), kept
+) -> tuple[PyTree, jax.Array, Acted]:
+    """One step of acting; the observations are at hand already, so the rollout does not get them from here."""
+    action_key = jax.random.wrap_key_data(key)
+    carry, taken, acted = act(agent, env.action_space, params, statistics, carry, obs, reset, action_key)
+    return carry, taken, acted._replace(obs=())
 
 
 def _keys(steps: int, key: Key, number: jax.Array) -> jax.Array:
@@ -172,12 +147,14 @@ def _keys(steps: int, key: Key, number: jax.Array) -> jax.Array:
     return jax.random.key_data(jax.random.split(derive(key, "rollout", number), steps))
 
 
-def _value(program: Program, params: PyTree, statistics: Any, carry: PyTree, obs: PyTree) -> jax.Array:
-    return program.algorithm.network.value(params, carry, _prepared(statistics, obs))
+def _value(agent: Agent, params: PyTree, statistics: Any, carry: PyTree, obs: PyTree) -> jax.Array:
+    return agent.value(params, carry, observed(statistics, obs))
 
 
 def _collected(
-    program: Program,
+    env: HostEnvironment,
+    agent: Agent,
+    needs: frozenset[str],
     params: PyTree,
     statistics: Any,
     actor: Actor,
@@ -185,57 +162,54 @@ def _collected(
     carry: PyTree,
     last_obs: PyTree,
 ) -> Collected:
-    """What was lived through as a rollout, with its values."""
-    network, env, acted = program.algorithm.network, program.env, lived["acted"]
-    obs = _prepared(statistics, lived["obs"])
-    value = acted["value"] if network.critic_is_recurrent else values(network, params, obs)
-    whole = Lived(
-        obs=obs,
-        action=acted["action"],
-        log_prob=acted["log_prob"],
+    """The steps of a rollout as one, with its values."""
+    acted: Acted = lived["acted"]
+    trajectory = Trajectory(
+        obs=observed(statistics, lived["obs"]),
+        action=acted.action,
+        kept=acted.kept,
         reward=lived["reward"],
         terminated=lived["terminated"],
         done=lived["done"],
         valid=lived["valid"],
-        value=value,
         final_value=lived["final_value"],
-        last_value=network.value(params, carry, _prepared(statistics, last_obs)),
+        final_obs=observed(statistics, lived["final_obs"]) if "final_obs" in needs else (),
     )
-    rollout, episodes, finished = assemble(whole, actor, env.num_agents)
-    last = Actor((), last_obs, lived["done"][-1], carry, episodes)
+    last = actor._replace(env_state=(), obs=last_obs, reset=lived["done"][-1], carry=carry)
     raw_obs = lived["obs"] if isinstance(statistics, RunningStatistics) else ()
-    return Collected(last, rollout, raw_obs, finished)
+    return collected(agent, params, statistics, actor, trajectory, last, raw_obs, env.num_agents, needs)
 
 
-def _prepared(statistics: Any, obs: PyTree) -> PyTree:
-    return normalise(statistics, obs) if isinstance(statistics, RunningStatistics) else obs
-
-
-def collected_shapes(program: Program, state: TrainState) -> Collected:
-    """What `_collected` gives, as shapes."""
-    env, actor = program.env, state.actor._replace(env_state=())
-    assert isinstance(env, HostEnvironment)
-    steps, size = program.algorithm.config.horizon, actor.reset.shape[0]
-    params, statistics = state.learner.params, state.observation_statistics
+def collected_shapes(
+    env: HostEnvironment,
+    agent: Agent,
+    horizon: int,
+    needs: frozenset[str],
+    params: PyTree,
+    statistics: Any,
+    actor: Actor,
+) -> Collected:
+    """What `Collector.collect` gives, as shapes."""
+    actor = actor._replace(env_state=())
+    size = actor.reset.shape[0]
     key = jax.random.key_data(jax.random.key(0))
-    _, _, kept = jax.eval_shape(partial(_act, program), params, statistics, actor.carry, actor.obs, actor.reset, key)
+    seen = actor.carry, actor.obs, actor.reset
+    _, _, acted = jax.eval_shape(partial(_act, env, agent), params, statistics, *seen, key)
 
     def stacked(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((steps, *x.shape), x.dtype)
+        return jax.ShapeDtypeStruct((horizon, *x.shape), x.dtype)
 
-    number_of, flag = (jax.ShapeDtypeStruct((steps, size), kind) for kind in (jnp.float32, jnp.bool))
+    number_of, flag = (jax.ShapeDtypeStruct((horizon, size), kind) for kind in (jnp.float32, jnp.bool))
+    obs = jax.tree.map(stacked, actor.obs)
     lived = {
-        "obs": jax.tree.map(stacked, actor.obs),
-        "acted": jax.tree.map(stacked, kept),
+        "obs": obs,
+        "acted": jax.tree.map(stacked, acted),
         "reward": number_of,
         "terminated": flag,
         "done": flag,
         "valid": flag if env.masks else (),
         "final_value": number_of,
+        "final_obs": obs if "final_obs" in needs else (),
     }
-    return jax.eval_shape(partial(_collected, program), params, statistics, actor, lived, actor.carry, actor.obs)
-
-
-def without_actor(state: TrainState) -> TrainState:
-    """The part of a state that learning changes."""
-    return state._replace(actor=NOTHING, pending=())
+    make = partial(_collected, env, agent, needs)
+    return jax.eval_shape(make, params, statistics, actor, lived, actor.carry, actor.obs)

@@ -19,7 +19,7 @@ TOGETHER = 16
 """Environments of an evaluation on the host, each of which runs its share of the episodes."""
 
 
-class Episodes(NamedTuple):
+class EpisodeResults(NamedTuple):
     """One entry for each episode and agent."""
 
     returns: np.ndarray
@@ -36,10 +36,10 @@ class Evaluator:
     policy: PolicyProgram
     episodes: int
 
-    def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> Episodes:
+    def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Returns and lengths, with the most probable actions or with sampled ones."""
         returns, lengths = _run(self, learned, key, jnp.bool(greedy))
-        return Episodes(np.asarray(returns).ravel(), np.asarray(lengths).ravel())
+        return EpisodeResults(np.asarray(returns).ravel(), np.asarray(lengths).ravel())
 
 
 @partial(jax.jit, static_argnums=0)
@@ -49,7 +49,7 @@ def _run(evaluator: Evaluator, learned: PolicyParameters, key: Key, greedy: jax.
     shape = (evaluator.episodes,) if agents == 1 else (evaluator.episodes, agents)
     reset_key, key = jax.random.split(key)
     env_state, obs = jax.vmap(env.reset)(jax.random.split(reset_key, evaluator.episodes))
-    carry = evaluator.policy.network.initial_carry((size,))
+    carry = evaluator.policy.agent.initial_carry((size,))
 
     def fold(x: jax.Array) -> jax.Array:
         return x if agents == 1 else x.reshape(size, *x.shape[2:])
@@ -86,7 +86,7 @@ class HostEvaluator:
     def __init__(self, env: HostEnvironment, policy: PolicyProgram, episodes: int) -> None:
         self.env, self.policy, self.episodes = env, policy, episodes
 
-    def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> Episodes:
+    def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Returns and lengths, with the most probable actions or with sampled ones."""
         count = min(self.episodes, TOGETHER)
         batch = ask(self.env.name, "its constructor", partial(self.env.start, count))
@@ -95,7 +95,7 @@ class HostEvaluator:
         finally:
             batch.close()
 
-    def _run(self, batch: HostBatch, count: int, policy: Policy, key: Key, greedy: bool) -> Episodes:
+    def _run(self, batch: HostBatch, count: int, policy: Policy, key: Key, greedy: bool) -> EpisodeResults:
         agents = self.env.num_agents
         size = count * agents
         # Each environment runs as many episodes as the others: short ones do not count more than long ones.
@@ -124,7 +124,7 @@ class HostEvaluator:
             obs, reset = answer.obs, over
         found += [(returns[index], lengths[index]) for index in np.flatnonzero((left > 0) & (lengths > 0))]
         totals, steps = zip(*found, strict=True) if found else ((), ())
-        return Episodes(np.array(totals, np.float32), np.array(steps, np.int32))
+        return EpisodeResults(np.array(totals, np.float32), np.array(steps, np.int32))
 
 
 def make_evaluator(env: AnyEnvironment, policy: PolicyProgram, episodes: int) -> Evaluator | HostEvaluator:
@@ -134,7 +134,9 @@ def make_evaluator(env: AnyEnvironment, policy: PolicyProgram, episodes: int) ->
     return Evaluator(env, policy, episodes)
 
 
-def evaluate(policy: Policy, env: AnyEnvironment, episodes: int = 100, seed: int = 0, greedy: bool = True) -> Episodes:
+def evaluate(
+    policy: Policy, env: AnyEnvironment, episodes: int = 100, seed: int = 0, greedy: bool = True
+) -> EpisodeResults:
     """Run whole episodes in parallel.
 
     Args:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr.acting.agent import Agent, act, has_memory
 from lehr.errors import InputError
-from lehr.maths.normalise import RunningStatistics, normalise
-from lehr.networks import ActorCriticNetwork
-from lehr.spaces import Box, Space
+from lehr.maths.normalise import RunningStatistics
+from lehr.spaces import Space
 from lehr.types import Key, PyTree
 
 
@@ -28,7 +28,7 @@ class PolicyParameters:
 class PolicyProgram:
     """How a policy acts, given its parameters: a static value."""
 
-    network: ActorCriticNetwork
+    agent: Agent
     observation_space: Space
     action_space: Space
 
@@ -36,11 +36,9 @@ class PolicyProgram:
         self, learned: PolicyParameters, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: jax.Array
     ) -> tuple[PyTree, PyTree]:
         """One step for observations `[N, ...]`: the next memory, and actions `[N, ...]` for the environment."""
-        if isinstance(learned.observation_statistics, RunningStatistics):
-            obs = normalise(learned.observation_statistics, obs)
-        carry, policy = self.network.act(learned.params, carry, obs, reset)
-        action = jax.tree.map(partial(jnp.where, greedy), policy.mode(), policy.sample(key))
-        return carry, clip_to(self.action_space, action)
+        params, statistics = learned.params, learned.observation_statistics
+        carry, action, _ = act(self.agent, self.action_space, params, statistics, carry, obs, reset, key, greedy)
+        return carry, action
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class Policy:
 
     def __call__(self, obs: PyTree, key: Key | None = None) -> PyTree:
         """The action for an observation, or the actions for a batch of them."""
-        if self.program.network.is_recurrent:
+        if has_memory(self.program.agent):
             raise InputError(
                 "This policy has a memory: use carry = policy.initial_carry(n), then carry, action = "
                 "policy.step(carry, obs, reset, key) with observations [n, ...]."
@@ -68,7 +66,7 @@ class Policy:
 
     def initial_carry(self, size: int) -> PyTree:
         """The memory before the first step of `size` episodes."""
-        return self.program.network.initial_carry((size,))
+        return self.program.agent.initial_carry((size,))
 
     def step(self, carry: PyTree, obs: PyTree, reset: Any, key: Key | None = None) -> tuple[PyTree, PyTree]:
         """The next memory and actions for observations `[n, ...]`; `reset` is true where an episode begins."""
@@ -89,10 +87,3 @@ class Policy:
 @partial(jax.jit, static_argnums=0)
 def _act(program: PolicyProgram, *arguments: Any) -> tuple[PyTree, PyTree]:
     return program.act(*arguments)
-
-
-def clip_to(space: Space, action: PyTree) -> PyTree:
-    """What an environment is given: the action of a normal policy, clipped to its Box."""
-    if not isinstance(space, Box):
-        return action
-    return jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))

@@ -1,4 +1,4 @@
-"""Acting: `T` steps of all environments in one scan, on the device."""
+"""Rollouts on the device: `T` steps of all environments in one scan."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -6,20 +6,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.acting.policy import clip_to
+from lehr.acting.agent import Agent, act, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
-from lehr.maths.distributions import Distribution
-from lehr.maths.normalise import RunningStatistics, normalise
+from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
-from lehr.networks import ActorCriticNetwork
-from lehr.types import Actor, Key, PyTree, Rollout
+from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4
 """Steps in one turn of the compiled loop on an accelerator: the copies between two turns are made less often."""
 
 
-class Episodes(NamedTuple):
+class RunningEpisodes(NamedTuple):
     """The episodes that are under way, `[N]` each."""
 
     returns: jax.Array
@@ -29,6 +27,11 @@ class Episodes(NamedTuple):
     over: jax.Array
     """bool: this agent is done and waits for the others of its environment."""
 
+    @classmethod
+    def begin(cls, size: int) -> "RunningEpisodes":
+        """All at their first step."""
+        return cls(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
+
 
 class Finished(NamedTuple):
     """Sums over the episodes that ended in a rollout, float32 `[]` each."""
@@ -36,6 +39,15 @@ class Finished(NamedTuple):
     number: jax.Array
     returns: jax.Array
     lengths: jax.Array
+
+    def metrics(self) -> Metrics:
+        """Means over these episodes; NaN where none ended."""
+        some = jnp.where(self.number > 0, self.number, jnp.nan)
+        return {
+            "episode/count": self.number,
+            "episode/return": self.returns / some,
+            "episode/length": self.lengths / some,
+        }
 
 
 class Collected(NamedTuple):
@@ -48,82 +60,69 @@ class Collected(NamedTuple):
     finished: Finished
 
 
-def prepare(env: Environment) -> AutoReset:
-    """The environment as it is rolled out: it begins the next episode by itself."""
-    return AutoReset(env)
-
-
-def initial_actor(env: Environment, network: ActorCriticNetwork, num_envs: int, key: Key) -> Actor:
-    """All environments at the begin of an episode. `env` is a prepared one."""
-    env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+def initial_actor(env: AutoReset | HostEnvironment, agent: Agent, num_envs: int, key: Key) -> Actor:
+    """All environments at the start of an episode; on the host they have not begun: their observations are zeros."""
     size = num_envs * env.num_agents
-    episodes = Episodes(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
-    return Actor(env_state, _fold(env, obs), jnp.ones(size, bool), network.initial_carry((size,)), episodes)
-
-
-def waiting_actor(env: HostEnvironment, network: ActorCriticNetwork, num_envs: int, key: Key) -> Actor:
-    """All environments on the host before they begin: with zeros where their first observations will be."""
-    size = num_envs * env.num_agents
-    obs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), layout(env.observation_space))
-    episodes = Episodes(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
-    seeds = jax.random.bits(key, (num_envs,), jnp.uint32)
-    return Actor(seeds, obs, jnp.ones(size, bool), network.initial_carry((size,)), episodes)
+    if isinstance(env, HostEnvironment):
+        env_state: PyTree = jax.random.bits(key, (num_envs,), jnp.uint32)
+        obs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), layout(env.observation_space))
+    else:
+        env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        obs = _fold(env, obs)
+    return Actor(env_state, obs, jnp.ones(size, bool), agent.initial_carry((size,)), RunningEpisodes.begin(size))
 
 
 def collect(
     env: AutoReset,
-    network: ActorCriticNetwork,
+    agent: Agent,
     params: PyTree,
     actor: Actor,
     statistics: RunningStatistics | tuple[()],
     horizon: int,
     key: Key,
+    needs: frozenset[str],
 ) -> Collected:
     """Act for `horizon` steps.
 
     Args:
-        env: a prepared environment.
-        network: the policy and the value.
-        params: the network's parameters.
+        env: an environment that begins the next episode by itself.
+        agent: who acts.
+        params: the agent's parameters.
         actor: where the last rollout ended.
         statistics: by which observations are normalised, `()` for not at all.
         horizon: T.
         key: the randomness of actions and environments.
+        needs: the optional parts of a rollout that are to be kept, `value` and `final_obs`.
     """
-
-    def prepare_obs(obs: PyTree) -> PyTree:
-        return normalise(statistics, obs) if isinstance(statistics, RunningStatistics) else obs
-
+    remembers = bool(jax.tree.leaves(actor.carry))
+    # A value that depends on the carry is found step by step, one that does not for all steps at once, afterwards.
+    kept = jax.eval_shape(partial(act, agent, env.action_space), params, statistics, *_seen(actor), key)[2].kept
+    values_in_step = "value" in kept
+    needs_value, needs_final_obs = "value" in needs, "final_obs" in needs
     # At most one truncation per environment: its final observation is kept instead of the final ones of all steps.
     # What a scan stacks is most of its cost on a GPU, so it stacks as little as possible.
-    keeps_one = env.truncation_gap >= horizon and not network.critic_is_recurrent
+    keeps_one = needs_value and not values_in_step and not needs_final_obs and env.truncation_gap >= horizon
+    keeps_all = needs_final_obs or (needs_value and not values_in_step and not keeps_one)
     normalises = isinstance(statistics, RunningStatistics)
 
     def step(carried: tuple[PyTree, ...], keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], dict[str, Any]]:
         env_state, raw_obs, reset, carry, cut_obs = carried
         action_key, env_keys = keys
-        obs = prepare_obs(raw_obs)
-        out: dict[str, Any] = {"obs": obs}
+        carry, taken, acted = act(agent, env.action_space, params, statistics, carry, raw_obs, reset, action_key)
+        out: dict[str, Any] = {"obs": acted.obs, "action": acted.action, "kept": acted.kept}
         if normalises:
             out["raw_obs"] = raw_obs
-        policy: Distribution
-        if network.critic_is_recurrent:
-            carry, policy, out["value"] = network.step(params, carry, obs, reset)
-        else:
-            carry, policy = network.act(params, carry, obs, reset)
-        out["action"], out["log_prob"] = policy.sample_and_log_prob(action_key)
-        taken = _unfold(env, clip_to(env.action_space, out["action"]))
-        env_state, timestep = env.step_batch(env_keys, env_state, taken)
+        env_state, timestep = env.step_batch(env_keys, env_state, _unfold(env, taken))
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
-        if network.critic_is_recurrent:
-            out["final_value"] = network.value(params, carry, prepare_obs(final_obs))
-        elif keeps_one:
+        if values_in_step and needs_value:
+            out["final_value"] = agent.value(params, carry, observed(statistics, final_obs))
+        if keeps_one:
             cut_obs = jax.tree.map(partial(_where, truncated), final_obs, cut_obs)
-        else:
+        if keeps_all:
             out["final_obs"] = final_obs
-        reset = (terminated | truncated) if network.is_recurrent else reset
+        reset = (terminated | truncated) if remembers else reset
         return (env_state, next_obs, reset, carry, cut_obs), out
 
     num_envs = actor.reset.shape[0] // env.num_agents
@@ -135,66 +134,95 @@ def collect(
     (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=unroll)
 
     done = out["ending"] != 0
-    if network.critic_is_recurrent:
-        value, final_value = out["value"], out["final_value"]
-    else:
-        final_obs = jax.tree.map(lambda x: x[None], cut_obs) if keeps_one else out["final_obs"]
-        value, final_value = values(network, params, out["obs"]), values(network, params, prepare_obs(final_obs))
-    lived = Lived(
+    final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()
+    final_value: Any = out.get("final_value", ())
+    if needs_value and not values_in_step:
+        final_value = agent.value(
+            params, actor.carry, _one_row(observed(statistics, cut_obs)) if keeps_one else final_obs
+        )
+    trajectory = Trajectory(
         obs=out["obs"],
         action=out["action"],
-        log_prob=out["log_prob"],
+        kept=out["kept"],
         reward=out["reward"],
         terminated=out["ending"] % 2 == 1,
         done=done,
         valid=~waiting(actor.episodes.over, done, env.num_agents) if env.num_agents > 1 else (),
-        value=value,
         final_value=final_value,
-        last_value=network.value(params, carry, prepare_obs(last_obs)),
+        final_obs=final_obs if needs_final_obs else (),
     )
-    rollout, episodes, finished = assemble(lived, actor, env.num_agents)
-    last = Actor(env_state, last_obs, done[-1], carry, episodes)
-    return Collected(last, rollout, out.get("raw_obs", out["obs"]), finished)
+    last = actor._replace(env_state=env_state, obs=last_obs, reset=done[-1], carry=carry)
+    raw_obs = out.get("raw_obs", out["obs"])
+    return collected(agent, params, statistics, actor, trajectory, last, raw_obs, env.num_agents, needs)
 
 
-class Lived(NamedTuple):
-    """What a rollout is assembled from; leaves `[T, N, ...]`, as in `Rollout`."""
+class Trajectory(NamedTuple):
+    """What a rollout is made from; leaves `[T, N, ...]`, as in `Rollout`."""
 
     obs: PyTree
     action: PyTree
-    log_prob: jax.Array
+    kept: dict[str, Any]
+    """What `act` kept."""
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array
     valid: Any
-    value: jax.Array
-    final_value: jax.Array
+    final_value: Any
     """float32 `[T, N]` or `[1, N]`: of the observation before a reset; looked at where an episode is done."""
-    last_value: jax.Array
-    """float32 `[N]`: of the observation after the last step."""
+    final_obs: Any
 
 
-def assemble(lived: Lived, actor: Actor, num_agents: int) -> tuple[Rollout, Episodes, Finished]:
-    """The rollout of what was lived through since `actor`, and its episodes."""
-    done = lived.done
-    # After an end the observation that followed is the final one, not the one after the reset, so that a truncated
-    # episode is worth what it would have been.
-    following = jnp.concatenate([lived.value[1:], lived.last_value[None]])
+def collected(
+    agent: Agent,
+    params: PyTree,
+    statistics: Any,
+    before: Actor,
+    trajectory: Trajectory,
+    last: Actor,
+    raw_obs: PyTree,
+    num_agents: int,
+    needs: frozenset[str],
+) -> Collected:
+    """The rollout of a trajectory from the actor `before` to `last`, with its values and its episodes."""
+    done, extras = trajectory.done, dict(trajectory.kept)
+    log_prob, value = extras.pop("log_prob", ()), extras.pop("value", None)
+    next_value: Any = ()
+    if "value" in needs:
+        if value is None:
+            value = agent.value(params, before.carry, trajectory.obs)
+        last_value = agent.value(params, last.carry, observed(statistics, last.obs))
+        # After an end the observation that followed is the final one, not the one after the reset, so that a truncated
+        # episode is worth what it would have been.
+        following = jnp.concatenate([value[1:], last_value[None]])
+        next_value = jnp.where(done, jnp.broadcast_to(trajectory.final_value, done.shape), following)
+    valid, reward = trajectory.valid, trajectory.reward
     rollout = Rollout(
-        obs=lived.obs,
-        action=lived.action,
-        log_prob=lived.log_prob,
-        reward=lived.reward if isinstance(lived.valid, tuple) else jnp.where(lived.valid, lived.reward, 0.0),
-        value=lived.value,
-        next_value=jnp.where(done, jnp.broadcast_to(lived.final_value, done.shape), following),
-        terminated=lived.terminated,
+        obs=trajectory.obs,
+        action=trajectory.action,
+        log_prob=log_prob,
+        reward=reward if isinstance(valid, tuple) else jnp.where(valid, reward, 0.0),
+        value=() if value is None else value,
+        next_value=next_value,
+        terminated=trajectory.terminated,
         done=done,
-        reset=jnp.concatenate([actor.reset[None], done[:-1]]),
-        valid=lived.valid,
-        carry=actor.carry,
+        reset=jnp.concatenate([before.reset[None], done[:-1]]),
+        valid=valid,
+        carry=before.carry,
+        final_obs=trajectory.final_obs,
+        extras=extras or (),
     )
-    episodes, finished = follow_episodes(actor.episodes, lived.reward, done, lived.valid, num_agents)
-    return rollout, episodes, finished
+    episodes, finished = follow_episodes(before.episodes, reward, done, valid, num_agents)
+    return Collected(last._replace(episodes=episodes), rollout, raw_obs, finished)
+
+
+def broken(rollout: Rollout) -> Metrics:
+    """How many rewards and entries of observations are not finite: then it is the environment that is broken."""
+
+    def count(tree: PyTree) -> jax.Array:
+        leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        return sum((jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32) for leaf in leaves), jnp.float32(0))
+
+    return {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
@@ -225,8 +253,8 @@ def _everyone(done: jax.Array, num_agents: int) -> jax.Array:
 
 
 def follow_episodes(
-    episodes: Episodes, reward: jax.Array, done: jax.Array, valid: Any = (), num_agents: int = 1
-) -> tuple[Episodes, Finished]:
+    episodes: RunningEpisodes, reward: jax.Array, done: jax.Array, valid: Any = (), num_agents: int = 1
+) -> tuple[RunningEpisodes, Finished]:
     """Returns and lengths of episodes, found after the rollout: inside it they would be more arrays at every step.
 
         R_t = r_t + (1 − done_{t−1}) R_{t−1}
@@ -238,7 +266,7 @@ def follow_episodes(
         valid: bool `[T, N]`: the steps that count; `()` for all.
         num_agents: how many neighbours on the axis `N` share an environment.
 
-    >>> start = Episodes(jnp.array([5.0]), jnp.array([2.0]), jnp.array([False]))
+    >>> start = RunningEpisodes(jnp.array([5.0]), jnp.array([2.0]), jnp.array([False]))
     >>> rest, finished = follow_episodes(start, jnp.ones((3, 1)), jnp.array([[False], [True], [False]]))
     >>> [float(part) for part in finished], rest.returns.tolist(), rest.lengths.tolist()
     ([1.0, 7.0, 4.0], [1.0], [1.0])
@@ -255,22 +283,16 @@ def follow_episodes(
     returns, lengths = jax.lax.optimization_barrier((returns, lengths))
     finished = Finished(*(jnp.sum(jnp.where(ended, x, 0.0)) for x in (jnp.ones(done.shape), returns, lengths)))
     running = 1.0 - everyone[-1]
-    return Episodes(returns[-1] * running, lengths[-1] * running, done[-1] & ~everyone[-1]), finished
+    return RunningEpisodes(returns[-1] * running, lengths[-1] * running, done[-1] & ~everyone[-1]), finished
 
 
-VALUE_ROWS = 131_072
-"""So many observations are valued at once: their activations, 64 wide, still fit into the cache of a large GPU."""
+def _seen(actor: Actor) -> tuple[PyTree, PyTree, jax.Array]:
+    return actor.carry, actor.obs, actor.reset
 
 
-def values(network: ActorCriticNetwork, params: PyTree, obs: PyTree) -> jax.Array:
-    """The values `[T, N]` of a critic without memory, some steps at a time."""
-    carry = network.initial_carry((0,))
-    steps, size = jax.tree.leaves(obs)[0].shape[:2]
-    together = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * size <= VALUE_ROWS))
-    if together == steps or network.is_fused(obs):
-        return network.value(params, carry, obs)
-    pieces = jax.tree.map(lambda x: x.reshape(steps // together, together, *x.shape[1:]), obs)
-    return jax.lax.map(lambda piece: network.value(params, carry, piece), pieces).reshape(steps, size)
+def _one_row(tree: PyTree) -> PyTree:
+    """Leaves `[N, ...]` as `[1, N, ...]`."""
+    return jax.tree.map(lambda x: x[None], tree)
 
 
 def _where(condition: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:

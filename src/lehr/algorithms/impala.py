@@ -12,7 +12,9 @@ from typing import ClassVar
 
 import jax
 
-from lehr.config import Coef, check_counts
+from lehr.algorithms.base import ActorCriticAlgorithm
+from lehr.algorithms.settings import ActorCriticSettings, LagSettings
+from lehr.config import Coef, Plugin
 from lehr.maths.advantages import vtrace_of
 from lehr.maths.losses import (
     policy_gradient_loss,
@@ -26,75 +28,35 @@ from lehr.maths.losses import (
     weighted_mean,
 )
 from lehr.maths.optimise import Optimiser
-from lehr.networks import ActorCriticNetwork
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ActorCriticSettings, LagSettings):
     """IMPALA's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
 
     num_envs: int = 16
-    """Environments that run side by side; with actors, those of each."""
     horizon: int = 16
-    """Steps of each environment in one rollout."""
-    lag: int = 1
-    """Updates by which the policy that acts is behind; actors of their own are as far behind as they are."""
-    optimiser: str = "rmsprop"
-    """Any optimiser of optax by its name: rmsprop, adam, adamw, muon, ..."""
+    optimiser: Plugin = "rmsprop"
     standardise_advantages: bool = False
-    """Whether the advantages of a rollout are brought to mean 0 and deviation 1."""
-    normalise_observations: bool = False
-    """Whether observations are normalised by their running mean and deviation."""
-    normalise_rewards: bool = False
-    """Whether rewards are divided by the running deviation of the discounted return."""
     learning_rate: Coef = "4e-3 -> 0"
-    """Step size of the optimiser."""
     entropy_coef: Coef = "0.01 -> 0"
-    """Weight of the entropy bonus."""
-    value_coef: Coef = 0.5
-    """Weight of the value loss."""
-    discount: Coef = 0.99
-    """Worth of a reward one step later."""
     gae_lambda: Coef = 1.0
     """Factor on V-trace's ratio in the trace."""
-    rho_clip: Coef = 1.0
-    """V-trace's clip of the ratio in the temporal difference: which policy the values are of."""
-    c_clip: Coef = 1.0
-    """V-trace's clip of the ratio in the trace: how fast the values are learned."""
-    policy_rho_clip: Coef = 1.0
-    """V-trace's clip of the ratio in the gradient of the policy."""
-    max_grad_norm: Coef | None = 0.5
-    """Largest global norm of the gradient; none clips nothing."""
-    reward_scale: Coef | None = None
-    """Factor on the rewards; none leaves them as they are."""
-
-    corrects_lag: ClassVar[bool] = True
-    """It learns from what other policies did, so that actors need not wait for it."""
-
-    def __post_init__(self) -> None:
-        check_counts(self, "num_envs", "horizon")
-        check_counts(self, "lag", least=0)
-
-    @property
-    def unused(self) -> frozenset[str]:
-        """All coefficients are used."""
-        return frozenset()
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The algorithm: how a learner begins, and how it learns from a rollout."""
+class Algorithm(ActorCriticAlgorithm):
+    """One gradient step on each rollout, corrected by V-trace."""
 
-    config: Config
-    network: ActorCriticNetwork
+    Config: ClassVar[type] = Config
 
     @property
     def optimiser(self) -> Optimiser:
         """The optimiser, without a learning rate."""
         return Optimiser(self.config.optimiser)
 
-    def init(self, params: PyTree) -> Learner:
+    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """A learner with these parameters."""
         return Learner(params, self.optimiser.init(params))
 

@@ -9,13 +9,15 @@ where it was. See docs/ppg.md for each detail.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lehr.algorithms import ppo
-from lehr.config import Coef, check_counts
+from lehr.algorithms.base import ActorCriticAlgorithm
+from lehr.algorithms.settings import ClippedSettings
+from lehr.config import Coef, Plugin, check_counts
 from lehr.errors import InputError
 from lehr.maths import minibatches
 from lehr.maths.advantages import advantages_of
@@ -23,69 +25,35 @@ from lehr.maths.distributions import Distribution
 from lehr.maths.losses import value_loss, weighted_mean
 from lehr.maths.optimise import Optimiser
 from lehr.networks import ActorCriticNetwork
+from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ClippedSettings):
     """PPG's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
 
-    num_envs: int = 32
-    """Environments that run side by side."""
-    horizon: int = 64
-    """Steps of each environment in one rollout."""
-    epochs: int = 4
-    """Passes over a rollout in a policy phase."""
-    minibatches: int = 8
-    """Gradient steps in one such pass."""
     policy_updates: int = 16
-    """Updates from one auxiliary phase to the next; so many rollouts are kept for it."""
+    """Updates from one auxiliary phase to the next; this many rollouts are kept for it."""
     auxiliary_epochs: int = 6
     """Passes over all kept rollouts in an auxiliary phase."""
     auxiliary_minibatches: int = 4
     """Gradient steps in one such pass for each kept rollout; a minibatch is num_envs / auxiliary_minibatches
     segments, drawn from all kept rollouts."""
-    standardise_advantages: bool = True
-    """Whether advantages are brought to mean 0 and deviation 1 in each minibatch."""
-    normalise_observations: bool = False
-    """Whether observations are normalised by their running mean and deviation."""
     normalise_rewards: bool = True
-    """Whether rewards are divided by the running deviation of the discounted return. Without it their size decides how
+    """Divide rewards by the running standard deviation of the discounted return. Without it their scale decides how
     much the divergence counts beside the values in an auxiliary phase."""
-    optimiser: str = "adam"
-    """Any optimiser of optax by its name, for both phases, each with a state of its own."""
-    learning_rate: Coef = "1e-3 -> 0"
-    """Step size of the optimiser in policy phases."""
-    auxiliary_learning_rate: Coef = "1e-3 -> 0"
+    optimiser: Plugin = "adam"
+    """Optimiser of both phases, each with a state of its own: the name of any optax optimiser, or an optax
+    transformation."""
+    auxiliary_learning_rate: Annotated[Coef, Coefficient(("auxiliary_lr", "aux_learning_rate", "aux_lr"))] = "1e-3 -> 0"
     """Step size of the optimiser in auxiliary phases."""
-    entropy_coef: Coef = 0.01
-    """Weight of the entropy bonus."""
-    value_coef: Coef = 0.5
-    """Weight of the value loss in policy phases."""
-    clone_coef: Coef = 1.0
-    """Weight of the divergence from the policy before an auxiliary phase."""
-    clip_range: Coef = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
-    value_clip_range: Coef | None = None
-    """How far a value may leave the one of the rollout before its gradient is cut, in policy phases; none clips
-    nothing."""
-    discount: Coef = 0.99
-    """Worth of a reward one step later."""
-    gae_lambda: Coef = 0.95
-    """Mix of short and long returns in the advantage."""
-    max_grad_norm: Coef | None = 0.5
-    """Largest global norm of the gradient, in both phases; none clips nothing."""
-    reward_scale: Coef | None = None
-    """Factor on the rewards; none leaves them as they are."""
+    clone_coef: Annotated[Coef, Coefficient(("beta_clone", "beta_cl"))] = 1.0
+    """Weight of the KL divergence from the policy before an auxiliary phase."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "num_envs", "horizon", "epochs", "minibatches")
+        super().__post_init__()
         check_counts(self, "policy_updates", "auxiliary_epochs", "auxiliary_minibatches")
-
-    @property
-    def unused(self) -> frozenset[str]:
-        """All coefficients are used."""
-        return frozenset()
 
 
 class Kept(NamedTuple):
@@ -102,27 +70,38 @@ class Kept(NamedTuple):
     """Without the axis T."""
 
 
-class Memory(NamedTuple):
-    """What a learner remembers besides its network and the optimiser of its policy phases."""
+class Auxiliary(NamedTuple):
+    """What auxiliary phases change besides the network, and how many rollouts there are for the next one."""
 
     head: PyTree
     """The value on the actor's features, `{"kernel": [F], "bias": []}`; `()` where the torso is shared."""
     optimiser: PyTree
     """Of the auxiliary phases."""
-    kept: Kept
-    """The rollouts since the last auxiliary phase, and behind them what is left of older ones."""
     filled: jax.Array
-    """int32 `[]`: how many rollouts there are since then."""
+    """int32 `[]`: how many rollouts are kept since the last phase; what is behind them is older."""
     metrics: Metrics
     """Of the newest auxiliary phase; zeros before the first."""
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The algorithm: how a learner begins, and how it learns from a rollout."""
+class Detached:
+    """A shared network in whose `unroll` the value's gradient does not go beyond the value head."""
 
-    config: Config
     network: ActorCriticNetwork
+    is_recurrent: bool
+
+    def unroll(
+        self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array
+    ) -> tuple[PyTree, Distribution, jax.Array]:
+        """The last carry, the policy `[T, N]` and the value `[T, N]`."""
+        return self.network.detached().unroll(params, carry, obs, reset)
+
+
+@dataclass(frozen=True)
+class Algorithm(ActorCriticAlgorithm):
+    """PPO's updates, and every so often an auxiliary phase on the rollouts since the last one."""
+
+    Config: ClassVar[type] = Config
 
     @property
     def optimiser(self) -> Optimiser:
@@ -132,79 +111,54 @@ class Algorithm:
     @property
     def policy_phase(self) -> ppo.Algorithm:
         """PPO. Where the torso is shared, its values train the value head alone."""
-        config = ppo.Config(
-            num_envs=self.config.num_envs,
-            horizon=self.config.horizon,
-            epochs=self.config.epochs,
-            minibatches=self.config.minibatches,
-            standardise_advantages=self.config.standardise_advantages,
-            optimiser=self.config.optimiser,
-            value_clip_range=self.config.value_clip_range,
-        )
-        return ppo.Algorithm(config, self.network.detached() if self.network.is_shared else self.network)
+        network: Any = Detached(self.network, self.network.is_recurrent) if self.network.is_shared else self.network
+        return ppo.Algorithm(ppo.config_of(self.config), network)
 
-    def init(self, params: PyTree) -> Learner:
-        """A learner with these parameters, and room for observations of one agent in each environment, as they are."""
-        network = self.network
-        one = jax.eval_shape(network.observation_space.sample, jax.random.key(0))
-        obs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((self.config.num_envs, *x.shape), x.dtype), one)
+    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
+        """A learner with these parameters, and room for rollouts like the example."""
+        network, rollouts = self.network, self.config.policy_updates
         head: PyTree = () if network.is_shared else {"kernel": jnp.zeros(network.actor_features), "bias": jnp.zeros(())}
         names = ("kl", "value_error_before", "value_error", "loss")
         metrics = {f"auxiliary/{name}": jnp.float32(0) for name in names}
-        memory = Memory(head, self.optimiser.init((params, head)), self._room(obs), jnp.int32(0), metrics)
-        return self.policy_phase.init(params)._replace(memory=memory)
-
-    def make_room(self, learner: Learner, obs: PyTree) -> Learner:
-        """The learner with room for rollouts of observations like these, `[N, ...]`."""
-        return learner._replace(memory=learner.memory._replace(kept=self._room(obs)))
-
-    def _room(self, obs: PyTree) -> Kept:
-        """Room for `policy_updates` rollouts of observations like these."""
-        rollouts, horizon = self.config.policy_updates, self.config.horizon
-        size = jax.tree.leaves(obs)[0].shape[0]
-        shape = rollouts, horizon, size
-        return Kept(
-            obs=jax.tree.map(lambda x: jnp.zeros((rollouts, horizon, *x.shape), x.dtype), obs),
+        auxiliary = Auxiliary(head, self.optimiser.init((params, head)), jnp.int32(0), metrics)
+        shape = rollouts, *example.reward.shape
+        memory = Kept(
+            obs=jax.tree.map(lambda x: jnp.zeros((rollouts, *x.shape), x.dtype), example.obs),
             target=jnp.zeros(shape),
             valid=jnp.zeros(shape, bool),
-            reset=jnp.zeros(shape, bool) if self.network.is_recurrent else (),
-            carry=self.network.initial_carry((rollouts, size)),
+            reset=jnp.zeros(shape, bool) if network.is_recurrent else (),
+            carry=network.initial_carry((rollouts, shape[-1])),
         )
+        return Learner(params, self.policy_phase.optimiser.init(params), auxiliary, memory)
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """One update: a policy phase on the rollout, and after every `policy_updates` of them an auxiliary phase."""
         policy_key, auxiliary_key = jax.random.split(key)
         advantage, target = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
-        learner, metrics = self.policy_phase.passes(learner, ppo.Batch(rollout, advantage, target), coef, policy_key)
-        params, memory = learner.params, self._remember(learner.memory, rollout, target)
-        is_due = memory.filled == self.config.policy_updates
-        params, head, optimiser, watched = jax.lax.cond(
+        learner, metrics = self.policy_phase.passes(learner, ppo.Samples(rollout, advantage, target), coef, policy_key)
+        params, old = learner.params, learner.auxiliary
+        kept, filled = self._remember(learner.memory, old.filled, rollout, target), old.filled + 1
+        is_due = filled == self.config.policy_updates
+        params, head, optimiser, newest = jax.lax.cond(
             is_due,
-            lambda: self.auxiliary_phase(params, memory, coef, auxiliary_key),
-            lambda: (params, memory.head, memory.optimiser, memory.metrics),
+            lambda: self.auxiliary_phase(params, old, kept, coef, auxiliary_key),
+            lambda: (params, old.head, old.optimiser, old.metrics),
         )
-        memory = Memory(head, optimiser, memory.kept, jnp.where(is_due, 0, memory.filled), watched)
-        return Learner(params, learner.optimiser, memory), metrics | watched
+        auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
+        return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
 
-    def _remember(self, memory: Memory, rollout: Rollout, target: jax.Array) -> Memory:
-        """The memory with one rollout more."""
-        room = memory.kept.target.shape[1:]
-        if target.shape != room:
-            raise InputError(
-                f"A rollout has {target.shape[0]} steps and {target.shape[1]} segments, but there is room for "
-                f"{room[0]} and {room[1]}: make_room is for observations of other numbers."
-            )
-        valid = jnp.ones(room, bool) if isinstance(rollout.valid, tuple) else rollout.valid
+    def _remember(self, kept: Kept, place: jax.Array, rollout: Rollout, target: jax.Array) -> Kept:
+        """The kept rollouts with this one in its place."""
+        valid = jnp.ones(target.shape, bool) if isinstance(rollout.valid, tuple) else rollout.valid
         reset = rollout.reset if self.network.is_recurrent else ()
         newest = Kept(rollout.obs, target, valid, reset, rollout.carry)
-        kept = jax.tree.map(lambda x, new: x.at[memory.filled].set(new), memory.kept, newest)
-        return memory._replace(kept=kept, filled=memory.filled + 1)
+        return jax.tree.map(lambda x, new: x.at[place].set(new), kept, newest)
 
     def auxiliary_phase(
-        self, params: PyTree, memory: Memory, coef: Metrics, key: Key
+        self, params: PyTree, auxiliary: Auxiliary, kept: Kept, coef: Metrics, key: Key
     ) -> tuple[PyTree, PyTree, PyTree, Metrics]:
-        """The parameters of network and head, the optimiser's state, and what there is to watch, after all passes."""
-        config, kept = self.config, memory.kept
+        """The parameters of network and head, the optimiser's state, and metrics, after all passes."""
+        config = self.config
         policy, values = self._outputs(params, kept)
         # --- all segments side by side, [T, policy_updates · N, ...], each with the policy before the phase
         data = kept._replace(carry=()), policy
@@ -218,7 +172,7 @@ class Algorithm:
                 f"choose a divisor of {segments}."
             )
         orders = minibatches.shuffled_epochs(key, rollouts * segments, rollouts * parts, config.auxiliary_epochs)
-        packed, unpack = self.optimiser.pack((params, memory.head))
+        packed, unpack = self.optimiser.pack((params, auxiliary.head))
 
         def gradient_step(carried: Any, indices: jax.Array) -> tuple[Any, jax.Array]:
             packed, state = carried
@@ -229,7 +183,7 @@ class Algorithm:
             step = self.optimiser.step(packed, state, gradients, rate, limit)
             return (step.params, step.state), loss
 
-        (packed, state), losses = jax.lax.scan(gradient_step, (packed, memory.optimiser), orders)
+        (packed, state), losses = jax.lax.scan(gradient_step, (packed, auxiliary.optimiser), orders)
         params, head = unpack(packed)
         # --- what to watch: the policy and the values are looked at once more
         new_policy, new_values = self._outputs(params, kept)

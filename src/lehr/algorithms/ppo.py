@@ -6,21 +6,24 @@ One rollout, then `epochs` passes over it in minibatches: single steps, whole se
 by priority. See docs/ppo.md for each detail.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
+from lehr.algorithms.base import ActorCriticAlgorithm
+from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings
 from lehr.config import Coef, check_counts
 from lehr.errors import InputError, closest
-from lehr.maths import minibatches, sequences
+from lehr.maths import accumulate, sequences
 from lehr.maths.advantages import advantages_of, corrected_gae
 from lehr.maths.losses import (
     clip_fraction,
     clipped_surrogate,
     clipped_value_loss,
+    masked,
     policy_metrics,
     rollout_metrics,
     standardise,
@@ -29,30 +32,21 @@ from lehr.maths.losses import (
     value_loss,
     weighted_mean,
 )
+from lehr.maths.metrics import MetricRow
+from lehr.maths.minibatches import Minibatch, MinibatchSource, priorities
 from lehr.maths.optimise import Optimiser
-from lehr.networks import ActorCriticNetwork
+from lehr.schedules.coefficient import Coefficient
 from lehr.types import NOTHING, Key, Learner, Metrics, PyTree, Rollout
-
-Values = dict[str, jax.Array]
-"""The coefficients to apply, a float32 `[]` by name."""
-
 
 Minibatching = Literal["auto", "flat", "segments", "prioritised"]
 Advantage = Literal["gae", "vtrace"]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings):
     """PPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
 
-    num_envs: int = 32
-    """Environments that run side by side."""
-    horizon: int = 64
-    """Steps of each environment in one rollout."""
     epochs: int = 8
-    """Passes over a rollout."""
-    minibatches: int = 8
-    """Gradient steps in one pass."""
     minibatching: Minibatching = "auto"
     """Minibatches of shuffled single steps (flat), of whole shuffled segments, or of segments drawn by priority; auto
     is segments where the network has a memory, there is a window, or the advantage is vtrace, and flat elsewhere."""
@@ -67,42 +61,12 @@ class Config:
     advantage: Advantage = "gae"
     """GAE once per rollout, or corrected by V-trace's ratios of the current policy in every minibatch."""
     standardise_advantages: bool = True
-    """Whether advantages are brought to mean 0 and deviation 1 in each minibatch."""
-    normalise_observations: bool = False
-    """Whether observations are normalised by their running mean and deviation."""
-    normalise_rewards: bool = False
-    """Whether rewards are divided by the running deviation of the discounted return."""
-    optimiser: str = "adam"
-    """Any optimiser of optax by its name: adam, adamw, rmsprop, muon, ..."""
-    learning_rate: Coef = "1e-3 -> 0"
-    """Step size of the optimiser."""
-    entropy_coef: Coef = 0.01
-    """Weight of the entropy bonus."""
-    value_coef: Coef = 0.5
-    """Weight of the value loss."""
-    clip_range: Coef = 0.2
-    """How far the probability ratio may leave 1 before its gradient is cut."""
-    value_clip_range: Coef | None = None
-    """How far a value may leave the one of the rollout before its gradient is cut; none clips nothing."""
-    discount: Coef = 0.99
-    """Worth of a reward one step later."""
-    gae_lambda: Coef = 0.95
-    """Mix of short and long returns in the advantage."""
-    max_grad_norm: Coef | None = 0.5
-    """Largest global norm of the gradient; none clips nothing."""
-    reward_scale: Coef | None = None
-    """Factor on the rewards; none leaves them as they are."""
-    kl_coef: Coef | None = None
-    """Weight of the divergence from the policy before the update; none adds nothing to the loss."""
-    target_kl: Coef | None = None
-    """Divergence at which the rest of an update's gradient steps is left out; none leaves out nothing."""
-    rho_clip: Coef = 1.0
-    """V-trace's clip of the ratio in the temporal difference."""
-    c_clip: Coef = 1.0
-    """V-trace's clip of the ratio in the trace."""
-    priority_exponent: Coef = 0.8
+    """Standardise advantages to mean 0 and standard deviation 1 in each minibatch."""
+    priority_exponent: Annotated[Coef, Coefficient(("prio_alpha", "priority_alpha"))] = 0.8
     """How sharply segments are prioritised; 0 draws them uniformly."""
-    importance_exponent: Coef = "0.2 -> 1"
+    importance_exponent: Annotated[Coef, Coefficient(("prio_beta", "prio_beta0", "priority_beta"), maximum=1.0)] = (
+        "0.2 -> 1"
+    )
     """How fully importance weights correct for the priorities; 1 corrects fully."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
@@ -131,10 +95,11 @@ class Config:
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, known in (("minibatching", get_args(Minibatching)), ("advantage", get_args(Advantage))):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; {closest(str(getattr(self, name)), known)}")
-        check_counts(self, "num_envs", "horizon", "epochs", "minibatches", "accumulate")
+        check_counts(self, "accumulate")
         if self.advantage == "vtrace" and self.minibatching == "flat":
             raise InputError(
                 "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
@@ -162,8 +127,13 @@ class Config:
         return frozenset(names)
 
 
-class Batch(NamedTuple):
-    """What a minibatch is cut from, leaves `[T, N, ...]`."""
+def config_of(config: ClippedSettings) -> Config:
+    """PPO's settings for another algorithm's gradient steps: what both share is that algorithm's."""
+    return Config(**{field.name: getattr(config, field.name) for field in fields(ClippedSettings)})
+
+
+class Samples(NamedTuple):
+    """What minibatches are cut from, leaves `[T, N, ...]`."""
 
     rollout: Rollout
     """Its `log_prob` is of the policy that the ratio is taken against."""
@@ -176,11 +146,10 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The algorithm: how a learner begins, and how it learns from a rollout."""
+class Algorithm(ActorCriticAlgorithm):
+    """Several passes over each rollout in minibatches, with clipped losses."""
 
-    config: Config
-    network: ActorCriticNetwork
+    Config: ClassVar[type] = Config
 
     def __post_init__(self) -> None:
         whole = self.network.is_recurrent or self.config.advantage == "vtrace" or self.config.window is not None
@@ -203,79 +172,72 @@ class Algorithm:
         """The optimiser, without a learning rate."""
         return Optimiser(self.config.optimiser)
 
-    def init(self, params: PyTree) -> Learner:
+    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """A learner with these parameters."""
         return Learner(params, self.optimiser.init(params))
 
-    def learn(self, learner: Learner, rollout: Rollout, coef: Values, key: Key) -> tuple[Learner, Metrics]:
+    def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """One update: advantages, then minibatches, loss and gradient step, `epochs · minibatches` times."""
         advantage, target = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
         reference: Any = ()
         if "kl_coef" in coef:
             _, reference, _ = self.network.unroll(learner.params, rollout.carry, rollout.obs, rollout.reset)
-        return self.passes(learner, Batch(rollout, advantage, target, reference), coef, key)
+        return self.passes(learner, Samples(rollout, advantage, target, reference), coef, key)
 
-    def passes(self, learner: Learner, whole: Batch, coef: Values, key: Key) -> tuple[Learner, Metrics]:
-        """The learner after all gradient steps on a batch, and what there is to watch."""
-        batch = self._in_windows(self._trimmed(whole), learner.params)
+    def passes(self, learner: Learner, samples: Samples, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
+        """The learner after all gradient steps on some samples, and metrics."""
+        config = self.config
+        data, carry = self._in_windows(self._trimmed(samples), learner.params)
+        source = MinibatchSource(
+            config.minibatching, data, carry, config.epochs, config.minibatches, key, config.replacement
+        )
         params, unpack_params = self.optimiser.pack(learner.params)
-        source = _Source(self.config, batch, coef, key)
+        exponents = coef.get("priority_exponent"), coef.get("importance_exponent")
 
-        names: list[str] = []
-
-        def row(metrics: Metrics) -> jax.Array:
-            # One row for all: a scan that stacks each metric by itself would launch a kernel for each.
-            names[:] = sorted(metrics)
-            return jnp.stack([metrics[name] for name in names])
-
-        def gradient_step(carried: Any, drawn: Any) -> tuple[Any, jax.Array]:
-            params, state, priorities, active = carried
-            indices, key = drawn
-            minibatch, weights, indices = source.take(indices, priorities, key)
-            loss_and_gradients = self._gradients(unpack_params(params), minibatch, weights, coef, key)
-            (_, (metrics, advantages)), gradients = loss_and_gradients
+        def gradient_step(carried: Any, drawn: Any) -> tuple[Any, MetricRow]:
+            params, state, known, active = carried
+            drawn, key = drawn
+            minibatch = source.take(drawn, known, *exponents)
+            (_, (metrics, advantages)), gradients = self._gradients(unpack_params(params), minibatch, coef, key)
             step = self.optimiser.step(params, state, gradients, coef["learning_rate"], coef.get("max_grad_norm"))
             metrics["gradient/norm"] = step.gradient_norm
-            priorities = source.updated(priorities, indices, advantages)
+            if source.kind == "prioritised" and config.advantage == "vtrace":  # GAE's advantages do not change
+                known = known.at[minibatch.indices].set(priorities(advantages))
             if "target_kl" not in coef:
-                return (step.params, step.state, priorities, active), row(metrics)
+                return (step.params, step.state, known, active), MetricRow.of(metrics)
             # The step is taken or left out as a whole; once left out, the rest of the update is too.
             active &= metrics["policy/approximate_kl"] <= coef["target_kl"]
             new, old = (step.params, step.state), (params, state)
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, old)
             metrics["policy/steps_taken"] = active.astype(jnp.float32)
-            return (*kept, priorities, active), row(metrics)
+            return (*kept, known, active), MetricRow.of(metrics)
 
-        start = (params, learner.optimiser, source.priorities, jnp.bool(True))
+        known = priorities(masked(data.advantage, validity(data.rollout))) if source.kind == "prioritised" else ()
+        start = params, learner.optimiser, known, jnp.bool(True)
         (params, state, _, _), rows = jax.lax.scan(gradient_step, start, source.draws())
-        metrics = dict(zip(names, jnp.mean(rows, axis=0), strict=True))
-        metrics |= rollout_metrics(whole.rollout, whole.advantage, whole.target)
-        return Learner(unpack_params(params), state, learner.memory), metrics
+        metrics = rows.mean() | rollout_metrics(samples.rollout, samples.advantage, samples.target)
+        return learner._replace(params=unpack_params(params), optimiser=state), metrics
 
-    def _trimmed(self, batch: Batch) -> Batch:
-        """The batch without what these settings do not look at, so that it is not gathered."""
-        rollout = batch.rollout
+    def _trimmed(self, samples: Samples) -> Samples:
+        """The samples without what these settings do not look at, so that it is not gathered."""
+        rollout = samples.rollout._replace(final_obs=NOTHING, extras=NOTHING)
         if self.config.advantage == "gae":
             rollout = rollout._replace(reward=NOTHING, next_value=NOTHING, terminated=NOTHING, done=NOTHING)
             if self.config.value_clip_range is None:
                 rollout = rollout._replace(value=NOTHING)
         if not self.network.is_recurrent:
             rollout = rollout._replace(reset=NOTHING)
-        return batch._replace(rollout=rollout)
+        return samples._replace(rollout=rollout)
 
-    def _in_windows(self, batch: Batch, params: PyTree) -> Batch:
-        """The batch in windows `[L, W · N]`, if the settings say so, with what their memory is found from as carry."""
-        window, burn_in = self.config.window, self.config.burn_in
+    def _in_windows(self, samples: Samples, params: PyTree) -> tuple[Samples, PyTree]:
+        """The samples, in windows `[L, W · N]` if the settings say so, and the memory that they begin with."""
+        window, burn_in, rollout = self.config.window, self.config.burn_in, samples.rollout
+        data = samples._replace(rollout=rollout._replace(carry=()))
         if window is None:
-            return batch
-        carry, obs, reset = batch.rollout.carry, batch.rollout.obs, batch.rollout.reset
-        unroll = partial(self.network.unroll, params)
-        if burn_in:
-            carry = sequences.burn_ins(unroll, carry, obs, reset, window, burn_in)
-        else:
-            carry = sequences.carries(unroll, carry, obs, reset, window)
-        pieces = sequences.cut(batch._replace(rollout=batch.rollout._replace(carry=())), window)
-        return pieces._replace(rollout=pieces.rollout._replace(carry=carry))
+            return data, rollout.carry
+        seen = partial(self.network.unroll, params), rollout.carry, rollout.obs, rollout.reset
+        carry = sequences.burn_ins(*seen, window, burn_in) if burn_in else sequences.carries(*seen, window)
+        return sequences.cut(data, window), carry
 
     def _carry(self, params: PyTree, carry: PyTree) -> PyTree:
         """The memory that segments or windows begin with; a burn-in refreshes it, and is not learned from."""
@@ -283,49 +245,35 @@ class Algorithm:
             return carry
         return sequences.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
 
-    def _gradients(self, params: PyTree, minibatch: Batch, weights: Any, coef: Values, key: Key) -> Any:
+    def _gradients(self, params: PyTree, minibatch: Minibatch, coef: Metrics, key: Key) -> Any:
         """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
-        differentiate = jax.value_and_grad(self.loss, has_aux=True)
+        samples: Samples = minibatch.data
         if self.config.standardise_advantages and self.config.advantage == "gae":
-            standardised = standardise(minibatch.advantage, validity(minibatch.rollout))
-            minibatch = minibatch._replace(advantage=standardised)
-        parts = self.config.accumulate
+            samples = samples._replace(advantage=standardise(samples.advantage, validity(samples.rollout)))
+        whole, parts = minibatch._replace(data=samples), self.config.accumulate
+
+        def differentiate(part: tuple[Minibatch, Key]) -> Any:
+            return jax.value_and_grad(self.loss, has_aux=True)(params, part[0], coef, part[1])
+
         if parts == 1:
-            return differentiate(params, minibatch, weights, coef, key)
-
-        def part(sums: Any, one: Any) -> tuple[Any, jax.Array]:
-            minibatch, weights, key = one
-            (loss, (metrics, advantages)), gradients = differentiate(params, minibatch, weights, coef, key)
-            return jax.tree.map(jnp.add, sums, (loss, metrics, gradients)), advantages
-
-        def cut(x: jax.Array, axis: int) -> jax.Array:
-            if x.shape[axis] % parts:
-                raise InputError(f"A minibatch of {x.shape[axis]} cannot be cut into accumulate={parts} equal parts.")
-            shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
-            return jnp.moveaxis(x.reshape(shape), axis, 0)
-
+            return differentiate((whole, key))
         axis = 0 if self.config.minibatching == "flat" else 1
-        carry = jax.tree.map(lambda x: cut(x, 0), minibatch.rollout.carry)
-        cut_rollout = jax.tree.map(lambda x: cut(x, axis), minibatch.rollout._replace(carry=()))._replace(carry=carry)
-        rest = jax.tree.map(lambda x: cut(x, axis), minibatch._replace(rollout=NOTHING))
-        whole = rest._replace(rollout=cut_rollout)
-        split_weights = None if weights is None else cut(weights, 0)
-        keys = jax.random.split(key, parts)
-        first = jax.tree.map(lambda x: x[0], (whole, split_weights, keys))
-        shapes = jax.eval_shape(lambda one: differentiate(params, one[0], one[1], coef, one[2]), first)
-        (loss, (metrics, _)), gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        sums, advantages = jax.lax.scan(part, (loss, metrics, gradients), (whole, split_weights, keys))
-        loss, metrics, gradients = jax.tree.map(lambda x: x / parts, sums)
-        # [parts, T, n] back to [T, parts · n], as the segments were.
-        advantages = jnp.moveaxis(advantages, 0, axis).reshape(minibatch.advantage.shape)
-        return (loss, (metrics, advantages)), gradients
+        cut = Minibatch(
+            data=accumulate.in_parts(samples, parts, axis),
+            carry=accumulate.in_parts(minibatch.carry, parts, axis=0),
+            weights=accumulate.in_parts(minibatch.weights, parts, axis=0),
+            indices=NOTHING,
+        )
+        sums, advantages = accumulate.mean_over_parts(differentiate, (cut, jax.random.split(key, parts)))
+        loss, metrics, gradients = sums
+        return (loss, (metrics, accumulate.joined(advantages, axis))), gradients
 
-    def loss(self, params: PyTree, minibatch: Batch, weights: Any, coef: Values, key: Key) -> Any:
+    def loss(self, params: PyTree, minibatch: Minibatch, coef: Metrics, key: Key) -> Any:
         """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used."""
-        rollout, advantages, targets, reference = minibatch
-        valid = validity(rollout)
+        rollout, advantages, targets, reference = minibatch.data
+        valid, weights = validity(rollout), minibatch.weights
         # --- policy and value now, and against those that acted
-        carry = self._carry(params, rollout.carry)
+        carry = self._carry(params, minibatch.carry)
         _, policy, values = self.network.unroll(params, carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
         # --- advantages of the current policy
@@ -366,61 +314,4 @@ class Algorithm:
         if weights is not None:
             metrics["priority/weight"] = jnp.mean(weights)
             metrics["priority/weight_max"] = jnp.max(weights)
-        return total, (metrics, found if valid is None else jnp.where(valid, found, 0.0))
-
-
-class _Source:
-    """Where minibatches come from: it draws indices and gathers what they point to, as one packed array."""
-
-    def __init__(self, config: Config, batch: Batch, coef: Values, key: Key) -> None:
-        self.config, self.coef = config, coef
-        self.steps, self.size = batch.advantage.shape
-        self.draw_key, self.loss_key = jax.random.split(key)
-        self.carry = batch.rollout.carry
-        self.packed, self.unpack = minibatches.pack(batch._replace(rollout=batch.rollout._replace(carry=())))
-        if config.minibatching == "flat":
-            self.packed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.packed)
-        self.is_prioritised = config.minibatching == "prioritised"
-        if self.is_prioritised and self.size < config.minibatches:
-            raise InputError(
-                f"{config.minibatches} minibatches of {self.size} segments would be empty; choose at most {self.size} "
-                "minibatches, or more environments."
-            )
-        valid = validity(batch.rollout)
-        seen = batch.advantage if valid is None else jnp.where(valid, batch.advantage, 0.0)
-        self.priorities = minibatches.priorities(seen) if self.is_prioritised else ()
-
-    def draws(self) -> tuple[Any, Key]:
-        """Indices and a key for every gradient step; prioritised indices are drawn when their turn comes."""
-        config = self.config
-        count = config.epochs * config.minibatches
-        keys = jax.random.split(self.loss_key, count)
-        if self.is_prioritised:
-            return jax.random.split(self.draw_key, count), keys
-        length = self.steps * self.size if config.minibatching == "flat" else self.size
-        return minibatches.shuffled_epochs(self.draw_key, length, config.minibatches, config.epochs), keys
-
-    def take(self, drawn: Any, priorities: Any, key: Key) -> tuple[Batch, Any, jax.Array]:
-        """The minibatch, its importance weights `[n]` or `None`, and the indices of its segments."""
-        weights = None
-        if self.is_prioritised:
-            indices, chosen = minibatches.prioritised(
-                drawn,
-                priorities,
-                self.coef["priority_exponent"],
-                self.coef["importance_exponent"],
-                count=1,
-                size=self.size // self.config.minibatches,
-                replace=self.config.replacement,
-            )
-            drawn, weights = indices[0], chosen[0]
-        axis = 0 if self.config.minibatching == "flat" else 1
-        batch = self.unpack(minibatches.take(self.packed, drawn, axis=axis))
-        carry = self.carry if self.config.minibatching == "flat" else minibatches.take(self.carry, drawn, axis=0)
-        return batch._replace(rollout=batch.rollout._replace(carry=carry)), weights, drawn
-
-    def updated(self, priorities: Any, indices: jax.Array, advantages: jax.Array) -> Any:
-        """The priorities after a minibatch: what was just seen counts by its newest advantages; GAE's do not change."""
-        if not self.is_prioritised or self.config.advantage == "gae":
-            return priorities
-        return priorities.at[indices].set(minibatches.priorities(advantages))
+        return total, (metrics, masked(found, valid))

@@ -4,6 +4,7 @@ The code is PPO's, the defaults are not: see docs/recurrent_ppo.md.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lehr import networks
 from lehr.algorithms import ppo
@@ -37,6 +38,9 @@ class NetworkConfig(networks.NetworkConfig):
 @dataclass(frozen=True)
 class Algorithm(ppo.Algorithm):
     """PPO's, for a network that remembers."""
+
+    Config: ClassVar[type] = Config
+    NetworkConfig: ClassVar[type] = NetworkConfig
 
     def __post_init__(self) -> None:
         if not self.network.is_recurrent:

@@ -9,13 +9,15 @@ See docs/trpo.md for each detail.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from lehr.config import Coef, check_counts
+from lehr.algorithms.base import ActorCriticAlgorithm
+from lehr.algorithms.settings import OnPolicySettings, TargetKLSettings
+from lehr.config import Coef, Plugin, check_counts
 from lehr.kernels import mlp as fused
 from lehr.maths import minibatches
 from lehr.maths.advantages import advantages_of
@@ -30,7 +32,7 @@ from lehr.maths.losses import (
     weighted_mean,
 )
 from lehr.maths.optimise import Optimiser
-from lehr.networks import ActorCriticNetwork
+from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 SOLVED = 1e-5
@@ -38,54 +40,39 @@ SOLVED = 1e-5
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(OnPolicySettings, TargetKLSettings):
     """TRPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
 
     num_envs: int = 8
-    """Environments that run side by side."""
     horizon: int = 128
-    """Steps of each environment in one rollout."""
     conjugate_steps: int = 15
-    """Most steps of the conjugate gradient method."""
+    """Maximum steps of the conjugate gradient method."""
     line_search_steps: int = 10
-    """Lengths that the line search tries, the full one included, before it leaves the policy as it is."""
+    """Step lengths that the line search tries, the full one included, before it leaves the policy unchanged."""
     value_epochs: int = 10
     """Passes over a rollout when the values are fitted."""
     value_minibatches: int = 8
     """Gradient steps in one such pass."""
-    optimiser: str = "adam"
-    """The optimiser of the values: any of optax by its name."""
-    standardise_advantages: bool = True
-    """Whether the advantages of a rollout are brought to mean 0 and deviation 1."""
-    normalise_observations: bool = False
-    """Whether observations are normalised by their running mean and deviation."""
-    normalise_rewards: bool = False
-    """Whether rewards are divided by the running deviation of the discounted return."""
+    optimiser: Plugin = "adam"
+    """Optimiser of the values: the name of any optax optimiser, or an optax transformation."""
     target_kl: Coef = 0.01
-    """Largest divergence of the policy after an update from the one before."""
-    damping: Coef = 0.1
+    """Maximum KL divergence of the policy after an update from the one before."""
+    damping: Annotated[Coef, Coefficient(("cg_damping",))] = 0.1
     """What is added to the diagonal of the Fisher information before it is inverted."""
-    line_search_shrink: Coef = 0.8
-    """Factor on a step that the line search refused."""
+    line_search_shrink: Annotated[
+        Coef,
+        Coefficient(
+            ("line_search_shrinking_factor", "backtrack_coeff", "backtrack_ratio"), maximum=1.0, open_minimum=True
+        ),
+    ] = 0.8
+    """Factor on a step that the line search rejected."""
     entropy_coef: Coef = 0.0
-    """Weight of the entropy bonus."""
-    value_learning_rate: Coef = 1e-3
+    value_learning_rate: Annotated[Coef, Coefficient(("value_lr", "critic_learning_rate", "critic_lr", "vf_lr"))] = 1e-3
     """Step size of the optimiser of the values."""
-    discount: Coef = 0.99
-    """Worth of a reward one step later."""
-    gae_lambda: Coef = 0.95
-    """Mix of short and long returns in the advantage."""
-    reward_scale: Coef | None = None
-    """Factor on the rewards; none leaves them as they are."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "num_envs", "horizon", "conjugate_steps", "line_search_steps")
-        check_counts(self, "value_epochs", "value_minibatches")
-
-    @property
-    def unused(self) -> frozenset[str]:
-        """All coefficients are used."""
-        return frozenset()
+        super().__post_init__()
+        check_counts(self, "conjugate_steps", "line_search_steps", "value_epochs", "value_minibatches")
 
 
 class _Search(NamedTuple):
@@ -106,18 +93,17 @@ class _Search(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Algorithm:
-    """The algorithm: how a learner begins, and how it learns from a rollout."""
+class Algorithm(ActorCriticAlgorithm):
+    """A natural gradient step of the policy, then a fit of the values."""
 
-    config: Config
-    network: ActorCriticNetwork
+    Config: ClassVar[type] = Config
 
     @property
     def optimiser(self) -> Optimiser:
         """The optimiser of the values, without a learning rate."""
         return Optimiser(self.config.optimiser)
 
-    def init(self, params: PyTree) -> Learner:
+    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """A learner with these parameters. Its optimiser knows those of the critic alone, so no other can change."""
         _, critic = self.network.part(params)
         return Learner(params, self.optimiser.init(critic))

@@ -2,16 +2,17 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lehr import algorithms, config, envs
+from lehr.algorithms import vocabulary
 from lehr.cli import output
 from lehr.envs.registry import adapter
 from lehr.errors import InputError, closest
 from lehr.report.loggers.progress import short_number
-from lehr.schedules import COEFFICIENTS
 from lehr.spaces import Dict, Discrete, MultiDiscrete, Space
 from lehr.training import checkpoint
 from lehr.training.directory import ROOT, RunDirectory
@@ -40,13 +41,17 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _coefficients(arguments: argparse.Namespace) -> Rows:
-    return [
-        [entry.name, ", ".join(entry.aliases), entry.range_text, entry.description] for entry in COEFFICIENTS.values()
-    ]
+    known = vocabulary.coefficients().values()
+    return [[entry.name, ", ".join(entry.aliases), entry.range_text, entry.description] for entry in known]
 
 
 def _algorithms(arguments: argparse.Namespace) -> Rows:
-    return [[name, (algorithms.find(name).__doc__ or "").partition("\n")[0]] for name in algorithms.names()]
+    return [[name, _summary(algorithms.find(name))] for name in algorithms.names()]
+
+
+def _summary(algorithm: type) -> str:
+    """The first line of the file of an algorithm."""
+    return (sys.modules[algorithm.__module__].__doc__ or "").partition("\n")[0]
 
 
 def _presets(arguments: argparse.Namespace) -> Rows:

@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from lehr.algorithms.vocabulary import coefficient
 from lehr.cli import output
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.jsonl import read
-from lehr.schedules.coefficients import coefficient
 from lehr.training.directory import RunDirectory
 
 

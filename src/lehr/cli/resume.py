@@ -8,6 +8,7 @@ from lehr import algorithms, config
 from lehr.cli import add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
+from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig
 
@@ -21,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         return
     if words[0].startswith("-"):
         raise InputError(f"'lehr resume' is followed by {words[0]!r}; name the run first, for it says what can change.")
-    algorithm = str(config.from_yaml(RunDirectory.open(words[0]).config).get("algorithm"))
+    saved = config.from_yaml(RunDirectory.open(words[0]).config)
+    algorithm, trusts = str(saved.get("algorithm")), "--trust" in words
+    if trusts:
+        find_own_code()
+    check_trust({"algorithm": algorithm}, f"The run '{words[0]}'", trusts)
     titles = [f"settings of {name}, to change them" for name in ("the run", algorithm)]
     config.add_flags(parser, [RunConfig, algorithms.find(algorithm).Config], titles)
 

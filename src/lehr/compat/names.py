@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lehr.algorithms.vocabulary import coefficient, coefficients
 from lehr.errors import InputError, closest
-from lehr.schedules import COEFFICIENTS, Coefficient, Controller, coefficient, schedule
+from lehr.schedules import Coefficient, Controller, schedule
 
 
 def collect(
@@ -27,7 +28,7 @@ def collect(
     if not given:
         raise InputError(f"{speaker} was given no coefficient; name at least one, {example}='0.01 -> 0'.")
     alone = {entry.name: entry for entry in own}
-    aliases = [known for name in theirs for known in (name, *COEFFICIENTS[name].aliases)]
+    aliases = [known for name in theirs for known in (name, *coefficients()[name].aliases)]
     found: dict[str, tuple[Coefficient, Any]] = {}
     for name, spec in given.items():
         if name not in alone and name not in aliases:

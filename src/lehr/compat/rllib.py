@@ -12,10 +12,11 @@ the weight of the divergence is a variable; the discount and lambda are in the p
 from collections.abc import Mapping
 from typing import Any
 
+from lehr.algorithms.vocabulary import coefficient
 from lehr.compat.names import clocked, collect
 from lehr.errors import InputError
 from lehr.plugins import require
-from lehr.schedules import COEFFICIENTS, Coefficient, FunctionSchedule
+from lehr.schedules import Coefficient, FunctionSchedule
 from lehr.schedules.phases import check_total
 
 _Base: Any = object
@@ -40,7 +41,9 @@ NAMES: Mapping[str, str] = {
     "kl_coef": "kl_coeff",
 }
 """Lehr's names, and RLlib's."""
-VALUE_CLIP = Coefficient("vf_clip_param", (), "largest squared error of a value in the loss", open_least=True)
+VALUE_CLIP = Coefficient(
+    name="vf_clip_param", description="largest squared error of a value in the loss", open_minimum=True
+)
 """RLlib's alone: it caps the error of a value, where others keep a value near that of the rollout."""
 _UNUSED_WITHOUT = {"use_kl_loss": ("kl_coeff", "kl_target"), "use_critic": ("vf_loss_coeff", "vf_clip_param")}
 _STEPS = ("env_runners", "num_env_steps_sampled_lifetime")
@@ -101,7 +104,7 @@ def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> t
     if _missing is not None:
         raise _missing
     for name in coefficients:
-        if name in ("value_clip_range", *COEFFICIENTS["value_clip_range"].aliases):
+        if name in ("value_clip_range", *coefficient("value_clip_range").aliases):
             raise InputError(
                 f"RLlib has no {name}, which keeps a value near that of the rollout; its {VALUE_CLIP.name} is the "
                 "largest squared error of a value, so give that if you mean it."

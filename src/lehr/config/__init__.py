@@ -1,9 +1,11 @@
 """Dataclass ↔ mapping ↔ YAML ↔ command line: several frozen dataclasses, shown to the user as one flat namespace.
 
 >>> from dataclasses import dataclass
+>>> from typing import Annotated
+>>> from lehr.schedules import Coefficient
 >>> @dataclass(frozen=True)
 ... class Config:
-...     entropy_coef: Coef = 0.01
+...     entropy_coef: Annotated[Coef, Coefficient(aliases=("ent_coef",))] = 0.01
 ...     num_envs: int = 8
 >>> (config,) = build([Config], {"ent-coef": "0.03 -> 0.001", "num_envs": "4k"})
 >>> config
@@ -13,13 +15,14 @@ Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
 """
 
 from lehr.config.build import build, coefficients, merge, to_mapping, with_preset
-from lehr.config.fields import Coef, FieldDescription, check_counts, describe
+from lehr.config.fields import Coef, FieldDescription, Plugin, check_counts, describe
 from lehr.config.files import from_yaml, to_yaml
 from lehr.config.flags import add_flags, given_flags, refuse_unknown
 
 __all__ = [
     "Coef",
     "FieldDescription",
+    "Plugin",
     "add_flags",
     "build",
     "check_counts",

@@ -3,32 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lehr.config.fields import MISSING, FieldDescription, convert, describe, fields_of, is_none, nearest
+from lehr.config.fields import MISSING, FieldDescription, Plugin, convert, describe, fields_of, is_none, nearest
 from lehr.errors import InputError, closest
-from lehr.schedules.coefficients import (
-    COEFFICIENTS,
-    ENDINGS,
-    FOREIGN,
-    Keys,
-    coefficient_schedule,
-    combine,
-    is_number,
-    is_open,
-)
+from lehr.plugins import is_placeholder, text_of
 from lehr.schedules.constructors import constant
 from lehr.schedules.controllers import Controller
 from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.keys import ENDINGS, Keys, coefficient_schedule, combine, is_number, is_open
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.spec import AnySchedule, schedule
 
-_PARTS = {
-    spelling + ending: (entry.name, ending)
-    for entry in COEFFICIENTS.values()
-    for spelling in (entry.name, *entry.aliases)
-    for ending in ENDINGS
-}
-_FUNCTION = "<function "
-"""How the text of a function begins, which stands for it in a file."""
+Parts = dict[str, tuple[str, str]]
+"""By every spelling of every key of a coefficient: its name, and which of `ENDINGS` the key is."""
 
 
 def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -46,14 +32,15 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
     keys = dict(given)
     presets = presets_of(classes)
     preset = keys.pop("preset", None) if presets else None
-    merged = _known_only(keys, known)
+    parts = _parts(known)
+    merged = _known_only(keys, known, parts)
     if not is_none(preset):
         if str(preset) not in presets:
             raise InputError(f"There is no preset {preset!r}; {closest(str(preset), presets)}")
-        merged = merge(_known_only(presets[str(preset)], known), merged)
-    mentioned = {_part(key)[0] for key in merged}
+        merged = _merge(parts, _known_only(presets[str(preset)], known, parts), merged)
+    mentioned = {_part(parts, key)[0] for key in merged}
     defaults = {name: field.default for name, field in known.items() if field.default is not MISSING}
-    merged = merge({name: defaults[name] for name in mentioned & defaults.keys()}, merged)
+    merged = _merge(parts, {name: defaults[name] for name in mentioned & defaults.keys()}, merged)
     values = {name: _value(known[name], merged) for name in known if name in mentioned}
     for name, field in known.items():
         if name not in values and field.default is MISSING:
@@ -75,23 +62,35 @@ def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of both, in their canonical spelling; where both give one, that of `above` holds.
+def merge(classes: Sequence[type], below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both, in their canonical spelling; where both give one, that of `above` counts.
 
     A whole schedule, or none, replaces all that was said about its coefficient, and a number replaces a whole schedule;
     else a number, a shape or a warm-up replaces what has the same key.
 
-    >>> merge({"ent_coef": 0.03, "ent_coef_schedule": "linear", "gamma": 0.9}, {"entropy-coef": 0.02})
-    {'entropy_coef': 0.02, 'entropy_coef_schedule': 'linear', 'discount': 0.9}
-    >>> merge({"ent_coef": 0.03, "ent_coef_schedule": "linear"}, {"entropy-coef": "0.02 -> 0.01"})
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> from lehr.config import Coef
+    >>> from lehr.schedules import Coefficient
+    >>> @dataclass(frozen=True)
+    ... class Config:
+    ...     entropy_coef: Annotated[Coef, Coefficient(("ent_coef",))] = 0.01
+    ...     num_envs: int = 8
+    >>> merge([Config], {"ent_coef": 0.03, "ent_coef_schedule": "linear", "num-envs": 4}, {"entropy-coef": 0.02})
+    {'entropy_coef': 0.02, 'entropy_coef_schedule': 'linear', 'num_envs': 4}
+    >>> merge([Config], {"ent_coef": 0.03, "ent_coef_schedule": "linear"}, {"entropy-coef": "0.02 -> 0.01"})
     {'entropy_coef': '0.02 -> 0.01'}
     """
-    lower, upper = _canonical(below), _canonical(above)
+    return _merge(_parts(fields_of(classes)), below, above)
+
+
+def _merge(parts: Parts, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    lower, upper = _canonical(parts, below), _canonical(parts, above)
     for key, value in upper.items():
-        name, ending = _part(key)
-        if key in _PARTS and ((value is None and not ending) or (ending != "_warmup_steps" and _is_whole(value))):
-            lower = {other: kept for other, kept in lower.items() if _part(other)[0] != name}
-        elif key in COEFFICIENTS and _is_whole(lower.get(f"{key}_schedule")):
+        name, ending = _part(parts, key)
+        if key in parts and ((value is None and not ending) or (ending != "_warmup_steps" and _is_whole(value))):
+            lower = {other: kept for other, kept in lower.items() if _part(parts, other)[0] != name}
+        elif key in parts and not ending and _is_whole(lower.get(f"{key}_schedule")):
             del lower[f"{key}_schedule"]
     return {**lower, **upper}
 
@@ -99,8 +98,8 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 def to_mapping(*configs: Any) -> dict[str, Any]:
     """Plain values by field name, for JSON and YAML; `build` makes the configs from them again.
 
-    Schedules and controllers are their texts. So are functions, but those texts only describe them, and `build` asks
-    for the function.
+    Schedules and controllers are their texts, and objects of the user's own `module:Name`. What no text can hold, a
+    lambda for example, is described in angle brackets, and `build` asks for it again.
     """
     known = fields_of([type(config) for config in configs])
     values = {field.name: getattr(config, field.name) for config in configs for field in describe(type(config))}
@@ -109,56 +108,69 @@ def to_mapping(*configs: Any) -> dict[str, Any]:
             plain = _plain(name, value)
             values[name] = str(schedule(plain)) if callable(plain) else plain
         elif isinstance(value, tuple):
-            values[name] = list(value)
+            values[name] = [text_of(item) if known[name].type == tuple[Plugin, ...] else item for item in value]
+        elif known[name].type == Plugin and value is not None:
+            values[name] = text_of(value)
     return values
 
 
 def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Controller]:
     """The coefficients of a config by name, bound to the budget and checked against their ranges; without `None`."""
-    given = {field.name: getattr(config, field.name) for field in describe(type(config)) if field.is_coefficient}
-    return {
-        name: coefficient_schedule(name, {name: value}, total_steps)
-        for name, value in given.items()
-        if value is not None
-    }
+    found: dict[str, AnySchedule | Controller] = {}
+    for field in describe(type(config)):
+        value = getattr(config, field.name)
+        if field.coefficient is not None and value is not None:
+            found[field.name] = coefficient_schedule(field.coefficient, {field.name: value}, total_steps)
+    return found
 
 
 # Keys --------------------------------------------------------------------------------------------------------------
 
 
-def _part(key: str) -> tuple[str, str]:
+def _parts(known: Mapping[str, FieldDescription]) -> Parts:
+    """The keys of all coefficients among some fields."""
+    return {
+        spelling + ending: (field.name, ending)
+        for field in known.values()
+        if field.is_coefficient
+        for spelling in (field.name, *field.aliases)
+        for ending in ENDINGS
+    }
+
+
+def _part(parts: Parts, key: str) -> tuple[str, str]:
     """The field that a key speaks of, and which part of it, one of `ENDINGS`."""
-    return _PARTS.get(key, (key, ""))
+    return parts.get(key, (key, ""))
 
 
-def _canonical(given: Mapping[str, Any]) -> dict[str, Any]:
+def _canonical(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
     """The same with underscores and canonical names; two spellings of one key are an error."""
     found: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for written, value in given.items():
         key = str(written).replace("-", "_")
-        canonical = "".join(_part(key))
+        canonical = "".join(_part(parts, key))
         if canonical in found:
             spare = written if spelled[canonical] == canonical else spelled[canonical]
             raise InputError(
                 f"{canonical} is given twice, as {spelled[canonical]!r} and as {written!r}; remove {spare!r}."
             )
         spelled[canonical] = str(written)
-        found[canonical] = None if key in _PARTS and is_none(value) else value
+        found[canonical] = None if key in parts and is_none(value) else value
     return found
 
 
-def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription]) -> dict[str, Any]:
+def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription], parts: Parts) -> dict[str, Any]:
     """The same with canonical keys, or an error that names the nearest known one."""
-    spellings = [key for key, (name, _) in _PARTS.items() if name in known and known[name].is_coefficient]
-    words = list(dict.fromkeys([*known, *spellings]))
+    words = list(dict.fromkeys([*known, *parts]))
+    others = {name: said for field in known.values() if field.coefficient for name, said in field.coefficient.others}
     for written in given:
         key = str(written).replace("-", "_")
-        if key in FOREIGN:
-            raise InputError(f"There is no setting {written!r}: {FOREIGN[key]}.")
+        if key in others:
+            raise InputError(f"There is no setting {written!r}: {others[key]}.")
         if key not in words:
             raise InputError(f"There is no setting {written!r}; {closest(key, nearest(key, words) or known)}")
-    return _canonical(given)
+    return _canonical(parts, given)
 
 
 # Values ------------------------------------------------------------------------------------------------------------
@@ -166,7 +178,11 @@ def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription])
 
 def _value(field: FieldDescription, merged: Mapping[str, Any]) -> Any:
     if not field.is_coefficient:
-        return convert(field, merged[field.name])
+        given = merged[field.name]
+        for item in given if isinstance(given, list | tuple) else [given]:
+            if field.type in (Plugin, tuple[Plugin, ...]) and is_placeholder(item):
+                raise InputError(f"{field.name} was an object, {item}, which a file cannot hold; give it again.")
+        return convert(field, given)
     value = _combined(field.name, *(merged.get(field.name + ending) for ending in ENDINGS))
     if value is None and not field.optional:
         raise InputError(f"{field.name} is none; give {field.type_text}.")
@@ -184,15 +200,15 @@ def _plain(key: str, given: Any) -> Any:
 
 
 def _made(key: str, given: Any) -> AnySchedule | Controller:
-    _refuse_described_function(key, given)
+    _refuse_placeholder(key, given)
     try:
         return schedule(given)
     except InputError as error:
         raise InputError(f"{key}: {error}") from None
 
 
-def _refuse_described_function(key: str, given: Any) -> None:
-    if isinstance(given, str) and given.startswith(_FUNCTION):
+def _refuse_placeholder(key: str, given: Any) -> None:
+    if is_placeholder(given):
         raise InputError(f"{key} was a function, {given}, which a text cannot hold; give the function again.")
 
 
@@ -211,7 +227,7 @@ def _combined(name: str, value: Any, shape: Any, ramp: Any) -> Any:
     if shape is None and ramp is None:
         return _plain(name, value)
     for key, given in ((keys.fixed, value), (keys.schedule, shape)):
-        _refuse_described_function(key, given)
+        _refuse_placeholder(key, given)
     combined = combine(keys, value, shape, ramp)
     keeps_text = ramp is None and not is_open(shape)
     return _plain(keys.schedule, shape) if keeps_text else _plain(name, combined)

@@ -16,12 +16,19 @@ from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from lehr.errors import InputError, closest
-from lehr.schedules.coefficients import COEFFICIENTS
+from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.text import parse_number
 
-_COEFFICIENT = "a coefficient, hence schedulable"
-Coef = Annotated[Any, _COEFFICIENT]
-"""The type of a field that is a coefficient: it takes whatever `lehr.schedule` takes."""
+Coef = Annotated[Any, Coefficient()]
+"""The type of a field that is a coefficient: it takes whatever `lehr.schedule` takes.
+
+Its range, and the names others have for it, stand at the field: `Annotated[Coef, Coefficient(("gamma",), maximum=1)]`.
+A subclass that only changes the default writes `Coef`, and the rest is its parent's. Without either it is 0 or more.
+"""
+
+_PLUGIN = "an object of the user's own, or its name"
+Plugin = Annotated[Any, _PLUGIN]
+"""The type of a field that takes the name of something built in, `module:Name`, or an object of the user's own."""
 
 MISSING: Any = dataclasses.MISSING
 """The default of a field that has none."""
@@ -37,38 +44,66 @@ class FieldDescription(NamedTuple):
     """`MISSING` where the field must be given."""
     help: str
     """The docstring under the field."""
-    is_coefficient: bool
-    aliases: tuple[str, ...]
-    """Other names under which a coefficient is known."""
     type: Any
-    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]` or `Coef`."""
+    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `Plugin` or `Coef`."""
     optional: bool
     """Whether it may be `None`."""
+    coefficient: Coefficient | None = None
+    """Its range and its other names, for a coefficient."""
+
+    @property
+    def is_coefficient(self) -> bool:
+        """Whether it takes schedules."""
+        return self.coefficient is not None
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names under which a coefficient is known."""
+        return () if self.coefficient is None else self.coefficient.aliases
 
 
 def describe(cls: type) -> list[FieldDescription]:
     """The fields of a config class, in their order, those of its parents included."""
+    return list(_described(cls))
+
+
+@cache
+def _described(cls: type) -> list[FieldDescription]:
     hints, helps = get_type_hints(cls, include_extras=True), _docstrings(cls)
     described = []
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        where = f"{cls.__name__}.{field.name}"
         kind, optional = _without_none(hints[field.name])
-        is_coefficient = kind == Coef
-        if is_coefficient and field.name not in COEFFICIENTS:
-            raise TypeError(
-                f"{where} is a Coef, but COEFFICIENTS in lehr.schedules has no {field.name!r}; add it there."
-            )
-        text = _type_text(kind, where) + ", or none" * optional
+        help_text, coefficient = helps.get(field.name, ""), None
+        if _declared(kind) is not None:
+            entry = _coefficient(cls, field.name)
+            coefficient = dataclasses.replace(entry, name=field.name, description=help_text)
+            kind = Coef
+        text = _type_text(kind, f"{cls.__name__}.{field.name}")
+        if optional:
+            text += ", or none"
         make: Any = field.default_factory
         default = field.default if make is MISSING else make()
-        aliases = COEFFICIENTS[field.name].aliases if is_coefficient else ()
-        help_text = helps.get(field.name, "")
-        described.append(
-            FieldDescription(field.name, text, default, help_text, is_coefficient, aliases, kind, optional)
-        )
+        described.append(FieldDescription(field.name, text, default, help_text, kind, optional, coefficient))
     return described
+
+
+def _declared(hint: Any) -> Coefficient | None:
+    """What an annotation says of a coefficient, the last word counting; `None` where it is no coefficient's."""
+    kind, _ = _without_none(hint)
+    said = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Coefficient)]
+    return said[-1] if said else None
+
+
+def _coefficient(cls: type, name: str) -> Coefficient:
+    """The nearest declaration of a coefficient, in the class or its parents, that says more than `Coef`."""
+    for parent in cls.__mro__:
+        if name in inspect.get_annotations(parent):
+            entry = _declared(get_type_hints(parent, include_extras=True)[name])
+            if entry is not None and entry != Coefficient():
+                return entry
+    return Coefficient()
 
 
 def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
@@ -109,6 +144,8 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 _TYPE_TEXTS = {
+    Plugin: "a name, 'module:Name', or an object",
+    tuple[Plugin, ...]: "names, 'module:Name', or objects",
     Coef: "a number or a schedule such as '0.03 -> 0.001 cosine'",
     bool: "true or false",
     int: "a whole number such as 64 or 500k",
@@ -126,7 +163,7 @@ def _type_text(kind: Any, where: str) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if kind not in _TYPE_TEXTS:
         raise TypeError(
-            f"{where} is annotated with {kind}; a config holds Coef, bool, int, float, str, tuple[int, ...], "
+            f"{where} is annotated with {kind}; a config holds Coef, Plugin, bool, int, float, str, tuple[int, ...], "
             "tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and these or None."
         )
     return _TYPE_TEXTS[kind]
@@ -251,4 +288,16 @@ def _text(given: Any) -> str:
     return os.fspath(given)
 
 
-_CONVERTERS: dict[Any, Callable[[Any], Any]] = {bool: _truth, int: _whole_number, float: _number, str: _text}
+def _plugin(given: Any) -> Any:
+    if given is None or isinstance(given, bool | int | float):
+        raise ValueError
+    return given
+
+
+_CONVERTERS: dict[Any, Callable[[Any], Any]] = {
+    bool: _truth,
+    int: _whole_number,
+    float: _number,
+    str: _text,
+    Plugin: _plugin,
+}

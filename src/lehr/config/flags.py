@@ -5,13 +5,20 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from lehr.config.build import presets_of
-from lehr.config.fields import MISSING, Coef, FieldDescription, describe, fields_of, nearest
+from lehr.config.fields import MISSING, Coef, FieldDescription, Plugin, describe, fields_of, nearest
 from lehr.errors import InputError
-from lehr.schedules.coefficients import ENDINGS
+from lehr.schedules.keys import ENDINGS
 
 _PREFIX = "setting:"
 """In front of a setting's name in the namespace, which holds other arguments too."""
-_METAVARS = {Coef: "SCHEDULE", int: "INTEGER", float: "NUMBER", str: "TEXT", dict[str, Any]: "NAME=VALUE,..."}
+_METAVARS = {
+    Coef: "SCHEDULE",
+    Plugin: "NAME",
+    int: "INTEGER",
+    float: "NUMBER",
+    str: "TEXT",
+    dict[str, Any]: "NAME=VALUE,...",
+}
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str]) -> None:

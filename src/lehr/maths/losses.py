@@ -19,6 +19,15 @@ def validity(rollout: Rollout) -> jax.Array | None:
     return None if isinstance(rollout.valid, tuple) else rollout.valid
 
 
+def masked(terms: jax.Array, valid: jax.Array | None) -> jax.Array:
+    """The terms with 0 where a step is not valid.
+
+    >>> masked(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
+    [1.0, 0.0]
+    """
+    return terms if valid is None else jnp.where(valid, terms, 0.0)
+
+
 def weighted_mean(terms: jax.Array, weights: jax.Array | None = None) -> jax.Array:
     """Σ w x / Σ w, the plain mean without weights, and 0 when all weights are 0.
 

@@ -1,11 +1,12 @@
 """Minibatches of a rollout: which samples (indices), and how they are gathered (`take`).
 
-A rollout is a pytree of arrays `[T, N, ...]`. `flat` and `segments` do both at once; an algorithm that packs
-its leaves into one array, or gathers one minibatch at a time, asks `shuffled` or `prioritised` for indices.
+A rollout is a pytree of arrays `[T, N, ...]`. `MinibatchSource` draws and gathers the minibatches of a whole update, of
+single steps, of segments, or of segments by priority; it is made of the functions below it.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,79 @@ from lehr.types import Key, PyTree
 
 PRIORITY_FLOOR = 1e-6
 """A priority below this share of the largest counts as that share."""
+
+
+Kind = Literal["flat", "segments", "prioritised"]
+"""Shuffled single steps, whole shuffled segments, or whole segments drawn by priority."""
+
+
+class Minibatch(NamedTuple):
+    """What one gradient step learns from."""
+
+    data: PyTree
+    """Leaves `[B, ...]` of single steps, or `[T, n, ...]` of segments."""
+    carry: PyTree
+    """Leaves `[n, ...]`: the memory that its segments begin with; of single steps, the whole carry."""
+    weights: jax.Array | None
+    """float32 `[n]`: importance weights of segments drawn by priority."""
+    indices: jax.Array
+    """Which of all steps or segments it holds."""
+
+
+class MinibatchSource:
+    """The minibatches of an update: it draws indices, and gathers what they point to from one packed array.
+
+    Args:
+        kind: what a minibatch is made of.
+        data: leaves `[T, N, ...]`.
+        carry: leaves `[N, ...]`: the memory that segments begin with.
+        epochs: passes over the data.
+        count: minibatches in one pass.
+        key: the randomness of the order, and a key for each minibatch.
+        replace: whether a minibatch may hold a segment drawn by priority twice.
+    """
+
+    def __init__(
+        self, kind: Kind, data: PyTree, carry: PyTree, epochs: int, count: int, key: Key, replace: bool = False
+    ) -> None:
+        self.kind, self.carry, self.epochs, self.count, self.replace = kind, carry, epochs, count, replace
+        self.steps, self.size = jax.tree.leaves(data)[0].shape[:2]
+        if kind == "prioritised" and self.size < count:
+            raise InputError(
+                f"{count} minibatches of {self.size} segments would be empty; choose at most {self.size} minibatches, "
+                "or more environments."
+            )
+        self.draw_key, self.step_key = jax.random.split(key)
+        self.packed, self.unpack = pack(data)
+        if kind == "flat":
+            self.packed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.packed)
+
+    def draws(self) -> tuple[Any, Key]:
+        """For every gradient step, what `take` is given, and a key; leaves `[epochs · count, ...]`."""
+        steps = self.epochs * self.count
+        keys = jax.random.split(self.step_key, steps)
+        if self.kind == "prioritised":  # drawn when their turn comes, by the priorities of that time
+            return jax.random.split(self.draw_key, steps), keys
+        length = self.steps * self.size if self.kind == "flat" else self.size
+        return shuffled_epochs(self.draw_key, length, self.count, self.epochs), keys
+
+    def take(self, drawn: Any, priorities: Any, exponent: Any = None, importance_exponent: Any = None) -> Minibatch:
+        """The minibatch of one gradient step; priorities `[N]` and exponents count where it is drawn by priority."""
+        weights = None
+        if self.kind == "prioritised":
+            indices, chosen = prioritised(
+                drawn,
+                priorities,
+                exponent,
+                importance_exponent,
+                count=1,
+                size=self.size // self.count,
+                replace=self.replace,
+            )
+            drawn, weights = indices[0], chosen[0]
+        data = self.unpack(take(self.packed, drawn, axis=0 if self.kind == "flat" else 1))
+        carry = self.carry if self.kind == "flat" else take(self.carry, drawn, axis=0)
+        return Minibatch(data, carry, weights, drawn)
 
 
 def permutation(key: Key, length: int) -> jax.Array:
@@ -108,29 +182,6 @@ def pack(rollout: PyTree, axes: int = 2) -> tuple[PyTree, Callable[[PyTree], PyT
         return jax.tree.unflatten(structure, whole)
 
     return (packed, rest), unpack
-
-
-def flat(key: Key, rollout: PyTree, count: int) -> PyTree:
-    """Single steps, shuffled: leaves `[T, N, ...]` become `[count, T·N / count, ...]`.
-
-    >>> batches = flat(jax.random.key(0), {"obs": jnp.zeros((4, 6, 3)), "reward": jnp.zeros((4, 6))}, count=8)
-    >>> batches["obs"].shape, batches["reward"].shape
-    ((8, 3, 3), (8, 3))
-    """
-    steps, environments = jax.tree.leaves(rollout)[0].shape[:2]
-    merged = jax.tree.map(lambda x: x.reshape(steps * environments, *x.shape[2:]), rollout)
-    return take(merged, shuffled(key, steps * environments, count), axis=0)
-
-
-def segments(key: Key, rollout: PyTree, count: int) -> PyTree:
-    """Whole segments, shuffled: leaves `[T, N, ...]` become `[count, T, N / count, ...]`, time kept in order.
-
-    >>> segments(jax.random.key(0), jnp.zeros((4, 6, 3)), count=2).shape
-    (2, 4, 3, 3)
-    """
-    environments = jax.tree.leaves(rollout)[0].shape[1]
-    indices = shuffled(key, environments, count)
-    return jax.vmap(lambda chosen: take(rollout, chosen, axis=1))(indices)
 
 
 def priorities(advantages: jax.Array) -> jax.Array:

@@ -42,7 +42,7 @@ class RunningStatistics:
 def initial_statistics(sample: PyTree) -> RunningStatistics:
     """Statistics of no sample yet, which normalise nothing, for samples like this one (arrays or shapes).
 
-    >>> stats = update(initial_statistics(jnp.zeros(2)), jnp.array([[1.0, 5.0], [3.0, 5.0]]))
+    >>> stats = update_statistics(initial_statistics(jnp.zeros(2)), jnp.array([[1.0, 5.0], [3.0, 5.0]]))
     >>> float(stats.samples), stats.mean.tolist(), stats.variance.tolist()
     (2.0, [2.0, 5.0], [1.0, 0.0])
     """
@@ -53,7 +53,7 @@ def initial_statistics(sample: PyTree) -> RunningStatistics:
     return RunningStatistics(count=jnp.zeros(2, jnp.uint32), mean=fill(0.0), variance=fill(1.0))
 
 
-def update(stats: RunningStatistics, batch: PyTree, valid: Any = ()) -> RunningStatistics:
+def update_statistics(stats: RunningStatistics, batch: PyTree, valid: Any = ()) -> RunningStatistics:
     """Merge a batch with any leading axes, the same for every leaf (Chan et al., 1983).
 
     `valid`, bool with the same leading axes, marks the samples that count; `()` counts all.
@@ -100,7 +100,7 @@ def update(stats: RunningStatistics, batch: PyTree, valid: Any = ()) -> RunningS
 def normalise(stats: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
     """clip((x − mean) / √(variance + ε), −clip, clip), leaf by leaf, with any leading axes.
 
-    >>> stats = update(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
+    >>> stats = update_statistics(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
     >>> normalise(stats, jnp.array([3.0, 5.0, 99.0])).tolist()
     [0.0, 1.0, 10.0]
     """
@@ -110,7 +110,7 @@ def normalise(stats: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.
 def denormalise(stats: RunningStatistics, x: PyTree) -> PyTree:
     """x √(variance + ε) + mean, leaf by leaf: undoes `normalise` where it did not clip.
 
-    >>> stats = update(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
+    >>> stats = update_statistics(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
     >>> denormalise(stats, jnp.array([0.0, 1.0])).tolist()
     [3.0, 5.0]
     """
@@ -164,7 +164,7 @@ def scale_rewards(
     increment = jnp.where(jnp.isfinite(rewards), rewards, 0.0).at[0].add(discount * scaling.returns)
     decay = jnp.roll(jnp.where(done, 0.0, discount), 1, axis=0)  # the first row decays nothing: R_{−1} is added above
     returns = linear_recurrence(decay, increment, reverse=False)
-    statistics = update(scaling.statistics, returns, valid)
+    statistics = update_statistics(scaling.statistics, returns, valid)
     scaled = jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -clip, clip)
     return RewardScaling(jnp.where(done[-1], 0.0, returns[-1]), statistics), scaled
 

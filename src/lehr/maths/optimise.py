@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from lehr import plugins
 from lehr.errors import InputError, closest
 from lehr.types import PyTree
 
@@ -44,7 +45,9 @@ class Step(NamedTuple):
 class Optimiser:
     """An optax transformation for a learning rate of 1, and whether it works on one flat vector."""
 
-    name: str
+    name: Any
+    """Its name in optax or `optax.contrib`, `module:Name`, an optax transformation that was made for a learning rate of
+    1, or a function that makes one of a `learning_rate`, as `optax.adam` is."""
     options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -57,7 +60,7 @@ class Optimiser:
 
     def pack(self, params: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
         """The parameters as this optimiser works on them, and the way back."""
-        if self.name in ELEMENTWISE:
+        if isinstance(self.name, str) and self.name in ELEMENTWISE:
             return ravel_pytree(params)
         return params, lambda packed: packed
 
@@ -110,8 +113,17 @@ def optimiser(name: str, options: dict[str, Any] | None = None) -> Optimiser:
     return Optimiser(name, tuple(sorted((options or {}).items())))
 
 
-def _transformation(name: str, options: dict[str, Any]) -> optax.GradientTransformation:
-    factory: Any = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+def _transformation(given: Any, options: dict[str, Any]) -> optax.GradientTransformation:
+    if isinstance(given, optax.GradientTransformation):
+        return given
+    name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+    factory: Any = given
+    if isinstance(given, str):
+        factory = getattr(optax, given, None) or getattr(optax.contrib, given, None)
+        if ":" in given:
+            factory = plugins.import_object(given, "optimiser")
+    if isinstance(factory, optax.GradientTransformation):
+        return factory
     parameters = inspect.signature(factory).parameters if callable(factory) else {}
     if "learning_rate" not in parameters:
         raise InputError(f"There is no optimiser {name!r}; {closest(name, sorted({*ELEMENTWISE, 'muon'}))}")

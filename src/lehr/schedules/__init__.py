@@ -1,13 +1,6 @@
 """Every coefficient as a function of env steps. Usable alone, from any training loop, in any framework."""
 
-from lehr.schedules.coefficients import (
-    COEFFICIENTS,
-    Coefficient,
-    coefficient,
-    coefficient_schedule,
-    resolve_coefficient,
-    resolve_entropy_coefficient,
-)
+from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.constructors import (
     constant,
     cosine,
@@ -22,6 +15,7 @@ from lehr.schedules.constructors import (
 )
 from lehr.schedules.controllers import Controller, adaptive_kl, kl_penalty, plateau, target_entropy
 from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.keys import coefficient_schedule
 from lehr.schedules.phases import Phase, Position
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.spec import schedule
@@ -29,7 +23,6 @@ from lehr.schedules.steps import Steps, env_steps
 from lehr.schedules.text import parse
 
 __all__ = [
-    "COEFFICIENTS",
     "Coefficient",
     "Controller",
     "FunctionSchedule",
@@ -38,7 +31,6 @@ __all__ = [
     "Schedule",
     "Steps",
     "adaptive_kl",
-    "coefficient",
     "coefficient_schedule",
     "constant",
     "cosine",
@@ -52,8 +44,6 @@ __all__ = [
     "plateau",
     "polynomial",
     "repeat",
-    "resolve_coefficient",
-    "resolve_entropy_coefficient",
     "schedule",
     "stack",
     "target_entropy",

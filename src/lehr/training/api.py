@@ -12,18 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr import config, plugins
+from lehr import algorithms, config, plugins
 from lehr.acting.policy import Policy
 from lehr.envs import AnyEnvironment
 from lehr.envs.registry import own_code, own_code_in
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.jsonl import read
-from lehr.schedules import COEFFICIENTS
-from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory, default_path
-from lehr.training.loop import Loop, ProgressFunction
-from lehr.training.plan import Plan, make_plan
+from lehr.training.loop import Loop, ProgressFunction, restore
+from lehr.training.plan import Plan, make_plan, settings_classes
 from lehr.types import TrainState
 
 
@@ -61,7 +59,7 @@ class Result:
 
 
 def train(
-    algorithm: str = "ppo",
+    algorithm: Any = "ppo",
     env: str | AnyEnvironment | None = None,
     *,
     run_dir: str | Path | None = None,
@@ -73,7 +71,7 @@ def train(
     """Train, and return what was learned.
 
     Args:
-        algorithm: its name.
+        algorithm: its name, `module:Name`, or a class of your own; see `lehr.algorithms.base`.
         env: an environment, or its name; CartPole-v1 by default.
         run_dir: where everything about the run is kept; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
         from_run: a run to begin from: its state, its clock and its settings, but for those given here.
@@ -89,12 +87,12 @@ def train(
         plan = make_plan(algorithm, settings, instance)
     else:
         origin = RunDirectory.open(from_run)
-        found, saved = _settings(origin)
-        if algorithm != found:
-            raise InputError(f"'{origin.path}' is a run of {found}; a run of {algorithm} cannot begin from it.")
+        found, saved = _settings(origin, None, trust=True)  # it must be the one named here
+        if (name := algorithms.name_of(algorithm)) != found:
+            raise InputError(f"'{origin.path}' is a run of {found}; a run of {name} cannot begin from it.")
         check_trust(saved, f"The run '{origin.path}'", trust, env)
         plan = _fork(algorithm, origin, saved, settings, instance)
-    path = Path(run_dir or default_path(algorithm, plan.run.env, plan.run.seed))
+    path = Path(run_dir or default_path(plan.algorithm, plan.run.env, plan.run.seed))
     existed = path.is_dir()
     with _writable(path):
         made = RunDirectory.create(path)
@@ -113,6 +111,7 @@ def resume(
     run: str | Path,
     *,
     env: str | AnyEnvironment | None = None,
+    algorithm: Any = None,
     progress_fn: ProgressFunction | None = None,
     trust: bool = False,
     **settings: Any,
@@ -122,6 +121,7 @@ def resume(
     Args:
         run: its directory, or its name under `runs/`.
         env: the environment, where it was not given by name; its name, to say that its code may be run.
+        algorithm: the class of the algorithm, where it is your own; its name, to say that its code may be run.
         progress_fn: as for `train`.
         trust: whether code outside Lehr that the run names may be run.
         settings: that change; `total_steps` extends the run, and shares of the budget are then shares of the new one.
@@ -130,13 +130,13 @@ def resume(
     with _writable(directory.path):
         directory.lock()
     with directory:
-        algorithm, saved = _settings(directory)
+        algorithm, saved = _settings(directory, algorithm, trust)
         if isinstance(env, str) and env != saved["env"]:
             raise InputError(
                 f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
             )
         check_trust(saved, f"The run '{directory.path}'", trust, env)
-        plan = make_plan(algorithm, _changed(saved, settings), None if isinstance(env, str) else env)
+        plan = make_plan(algorithm, _changed(algorithm, saved, settings), None if isinstance(env, str) else env)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but the run's is {saved['seed']}, which a resumed run keeps; leave it out, "
@@ -151,32 +151,51 @@ def resume(
         return _run(plan, directory, loop)
 
 
-def load(run: str | Path, env: str | AnyEnvironment | None = None, *, trust: bool = False) -> Result:
+def load(
+    run: str | Path, env: str | AnyEnvironment | None = None, *, algorithm: Any = None, trust: bool = False
+) -> Result:
     """A run from its directory: its newest state, its policy, its settings and its metrics.
 
     Args:
         run: its directory, or its name under `runs/`.
         env: the environment or its name, where it is not to be the run's.
+        algorithm: as for `resume`.
         trust: whether code outside Lehr that the run names may be run; see SECURITY.md.
     """
     directory = RunDirectory.open(run)
-    algorithm, saved = _settings(directory)
+    algorithm, saved = _settings(directory, algorithm, trust)
     if isinstance(env, str) and env != saved["env"]:
         saved |= {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
-    plan = make_plan(algorithm, _without_functions(saved), None if isinstance(env, str) else env)
-    state, _, _ = checkpoint.newest(directory.checkpoints, plan.state)
+    plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env)
+    state, _ = restore(directory, plan)
     result = _result(plan, directory, state)
-    functions = {name: value for name, value in saved.items() if _is_function(value)}
-    return replace(result, config=result.config | functions)
+    lost = {name: value for name, value in saved.items() if _has_placeholder(value)}
+    return replace(result, config=result.config | lost)
 
 
-def _settings(directory: RunDirectory) -> tuple[str, dict[str, Any]]:
-    """The algorithm of a run, and its other settings."""
+def _settings(directory: RunDirectory, named: Any, trust: bool) -> tuple[Any, dict[str, Any]]:
+    """The algorithm of a run, and its other settings.
+
+    Args:
+        directory: of the run.
+        named: the algorithm that the user gave, its class or its name, or `None`.
+        trust: whether code that the run names may be run.
+    """
     if not directory.config.exists():
         raise InputError(f"The run '{directory.path}' ended before it began; remove it and start it anew.")
     saved = config.from_yaml(directory.config)
-    return saved.pop("algorithm"), saved
+    algorithm = str(saved.pop("algorithm"))
+    if named is not None:
+        if isinstance(named, str) and named != algorithm:
+            raise InputError(f"algorithm is {named!r}, but '{directory.path}' is a run of {algorithm}; drop it.")
+        return named, saved
+    if plugins.is_placeholder(algorithm):
+        raise InputError(
+            f"The algorithm of '{directory.path}' was {algorithm}, which a file cannot hold; give it as algorithm=."
+        )
+    check_trust({"algorithm": algorithm}, f"The run '{directory.path}'", trust)
+    return algorithm, saved
 
 
 def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | AnyEnvironment | None = None) -> None:
@@ -190,31 +209,37 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | 
     """
     if trust:
         return
-    settings = config.merge(found, {})  # in the spelling that `build` reads
-    env, parameters = str(settings.get("env", "")), settings.get("env_parameters")
+    settings = {str(name).replace("-", "_"): value for name, value in found.items()}  # as `build` reads them
+    env, parameters = str(settings.pop("env", "")), settings.pop("env_parameters", None)
     if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
         plugins.refuse_untrusted("env", env, module, where)
     if (module := own_code_in(parameters)) is not None:
         plugins.refuse_untrusted("env_parameters", str(parameters), module, where)
+    for name, value in settings.items():
+        for text in value if isinstance(value, list) else [value]:
+            if (module := plugins.own_code(text)) is not None:
+                plugins.refuse_untrusted(name, str(text), module, where)
 
 
-def _changed(saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run with some of them changed."""
     if "preset" in settings:
         raise InputError(
             f"preset is {settings['preset']!r}, which fills in what is not given, but a run has all its settings; give "
             "those that change by their names."
         )
-    return config.merge(saved, settings)
+    given = {str(name).replace("-", "_"): value for name, value in settings.items()}
+    reward_model = given.get("reward_model", saved.get("reward_model", "environment"))
+    return config.merge(settings_classes(algorithm, reward_model), saved, settings)
 
 
-def _without_functions(saved: dict[str, Any]) -> dict[str, Any]:
-    """The settings without coefficients that were functions, which no text can hold; a state looks the same."""
-    return {name: value for name, value in saved.items() if not _is_function(value)}
+def _without_placeholders(saved: dict[str, Any]) -> dict[str, Any]:
+    """The settings without those that were functions or objects, which no text can hold; a state looks the same."""
+    return {name: value for name, value in saved.items() if not _has_placeholder(value)}
 
 
-def _is_function(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("<function ")
+def _has_placeholder(value: Any) -> bool:
+    return any(plugins.is_placeholder(item) for item in (value if isinstance(value, list) else [value]))
 
 
 @contextlib.contextmanager
@@ -247,18 +272,23 @@ def _write_config(directory: RunDirectory, plan: Plan) -> None:
 
 
 def _fork(
-    algorithm: str,
+    algorithm: Any,
     origin: RunDirectory,
     saved: dict[str, Any],
     settings: dict[str, Any],
     env: AnyEnvironment | None,
 ) -> Plan:
     """A new run that begins where another stands, with other settings."""
-    old = make_plan(algorithm, _without_functions(saved), env)
-    state, meta, _ = checkpoint.newest(origin.checkpoints, old.state)
-    plan = make_plan(algorithm, _changed(saved, settings), env)
+    old = make_plan(algorithm, _without_placeholders(saved), env)
+    state, meta = restore(origin, old)
+    plan = make_plan(algorithm, _changed(algorithm, saved, settings), env)
     # Its controllers begin anew, since they may be others, and its key is its own seed's.
-    state = state._replace(controllers=plan.state.controllers, rejected=jnp.uint32(0), key=plan.state.key)
+    state = state._replace(
+        coefficients=plan.state.coefficients,
+        controllers=plan.state.controllers,
+        rejected=jnp.uint32(0),
+        key=plan.state.key,
+    )
     wanted, given = _shapes(plan.state), _shapes(state)
     for name in [*wanted, *given]:
         if wanted.get(name) != given.get(name):
@@ -286,8 +316,7 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, kept in {directory.path}")
     result = _result(plan, directory, loop.run())
     if result.metrics:  # a run that is stopped while it is compiled has none
-        texts = {name: str(value) for name, value in plan.mapping.items() if name in COEFFICIENTS}
-        learning_curve({directory.path.name: result.metrics}, directory.curve, texts=texts)
+        learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
     return result
 
 

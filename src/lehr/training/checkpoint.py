@@ -24,8 +24,15 @@ import numpy as np
 from lehr.errors import InputError
 from lehr.types import PyTree
 
-FORMAT = 1
+FORMAT = 2
 """The version of the layout, raised when older code could not read what newer code writes."""
+
+_RENAMED = (
+    # What a learner remembers was one thing before format 2: what is learned and what is data are apart since.
+    (r"\.learner\.memory\.kept\.", ".learner.memory."),
+    (r"\.learner\.memory\.(params|age|head|optimiser|filled|metrics)\b", r".learner.auxiliary.\1"),
+)
+"""How the paths of format 1 are called now."""
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
 _MOST_DIFFERENCES = 5
@@ -271,11 +278,15 @@ def _read_document(path: Path) -> dict[str, Any]:
         ) from error
     if _checksum(document) != checksum:
         raise CheckpointError(f"The checkpoint file '{file}' is damaged: its checksum is another one.")
-    if document["format"] != FORMAT:
+    if document["format"] not in (1, FORMAT):
         raise InputError(
-            f"The checkpoint '{path}' has format {document['format']}, but this version of Lehr reads {FORMAT}; "
-            "install the version that wrote it."
+            f"The checkpoint '{path}' has format {document['format']}, but this version of Lehr reads {FORMAT} and "
+            "older; install the version that wrote it."
         )
+    if document["format"] == 1:
+        for leaf in document["leaves"]:
+            for old, new in _RENAMED:
+                leaf["path"] = re.sub(old, new, leaf["path"])
     return document
 
 

@@ -6,6 +6,7 @@ import logging
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,13 +16,12 @@ from lehr.acting.evaluation import make_evaluator
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.maths.randomness import derive
-from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases
+from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers.jsonl import truncate_after
 from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
-from lehr.training.runners.device import MOST_UPDATES, make_runner
-from lehr.training.runners.host import Interrupted
+from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
 from lehr.types import TrainState
 
 CHUNK_SECONDS = 0.5
@@ -35,6 +35,14 @@ ProgressFunction = Callable[[int, dict[str, float]], Any]
 
 class RunFailed(RuntimeError):
     """A run that stopped because it could not go on; its last good state is saved."""
+
+
+def restore(
+    directory: RunDirectory, plan: Plan, report: Callable[[str], object] = warnings.warn
+) -> tuple[TrainState, dict[str, Any]]:
+    """The newest state of a run, with the plan's coefficients, and what its checkpoint says besides."""
+    saved, meta, _ = checkpoint.newest(directory.checkpoints, plan.state.saved, report)
+    return saved._replace(coefficients=plan.state.coefficients), meta
 
 
 class Loop:
@@ -53,7 +61,7 @@ class Loop:
         self.saved: int | None = None
         """The update of the newest checkpoint."""
         if resumes:
-            self.state, meta, _ = checkpoint.newest(directory.checkpoints, plan.state, report=self.warn)
+            self.state, meta = restore(directory, plan, report=self.warn)
             self.saved = int(self.state.updates)
             plan.check_clock(self.saved, meta["env_steps"])
             if self.saved > plan.updates:
@@ -78,7 +86,8 @@ class Loop:
         policy = plan.policy(self.state).program
         self.evaluator = make_evaluator(plan.env, policy, plan.run.evaluate_episodes)
         # The one that may be refused comes first, as long as no file is open.
-        online = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
+        online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
+        online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]
         backends: list[Any] = [JsonLines(directory.metrics)]
         if plan.run.tensorboard:
             after = self.done * plan.program.steps_per_update if resumes else None
@@ -129,10 +138,12 @@ class Loop:
             count = min(count, self._next_event() - self.done)
             rows = self._advance(count)
             count = min(count, len(rows))  # fewer, where an environment failed
-            before, pending = pending, (self.done, count, rows) if count else None
-            self.done += count
-            if before is not None:
-                self._log(self._rows(*before))
+            if pending is not None:
+                self._log(self._rows(*pending))
+                pending = None
+            if count:
+                pending = self.done, count, rows
+                self.done += count
             if pending is not None and self.done == self._next_event(self.done - 1):
                 self._event(self._rows(*pending))
                 pending = None
@@ -237,7 +248,7 @@ class Loop:
         }
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
-            self.directory.checkpoints, self.state, self.done, meta, self.plan.run.keep_checkpoints, protect
+            self.directory.checkpoints, self.state.saved, self.done, meta, self.plan.run.keep_checkpoints, protect
         )
         self.saved = self.done
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
-from lehr import algorithms, config
+from lehr import algorithms, config, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.config import Plugin
 from lehr.envs import (
     ActionRepeat,
     AnyEnvironment,
@@ -24,9 +25,7 @@ from lehr.envs import (
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
-from lehr.networks import NetworkConfig
-from lehr.schedules.bundle import Coefficients
-from lehr.training.iteration import Program, assemble
+from lehr.training.program import Program, assemble
 from lehr.training.runners.host import complete
 from lehr.types import TrainState
 
@@ -50,44 +49,48 @@ class RunConfig:
     """What a run does, whatever the algorithm."""
 
     env: str = "CartPole-v1"
-    """The environment's name."""
+    """Name of the environment."""
     env_parameters: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the environment, as its class or its suite names them."""
+    """Parameters of the environment, named as its class or suite names them."""
+    reward_model: Plugin = "environment"
+    """Reward model: what is added to the environment's reward, or replaces it."""
     total_steps: int = 500_000
-    """The budget in env steps."""
+    """Budget in env steps."""
     seed: int = 0
-    """Of all randomness."""
+    """Random seed."""
     action_repeat: int = 1
-    """How many env steps each action is held; they count toward the budget."""
+    """Env steps for which each action is repeated; they count toward the budget."""
     frame_stack: int = 1
-    """How many of the newest observations the agent sees."""
+    """Number of most recent observations that the agent sees."""
     overlap: bool = False
-    """Whether environments on the host step while the device learns; their policy is then one update behind."""
+    """Step environments on the host while the device learns; the acting policy is then one update behind."""
     actors: str = "none"
-    """Who acts in environments on the host while the learner learns: threads, processes, or ray for a cluster; it is
-    for algorithms that make up for the lag. With none the learner acts itself."""
+    """Who acts in environments on the host while the learner learns: threads, processes, or ray for a cluster; only for
+    algorithms that correct for the lag. With none the learner acts itself."""
     num_actors: int = 2
-    """How many actors there are, each with num_envs environments."""
+    """Number of actors, each with num_envs environments."""
     queue_size: int = 2
-    """Rollouts that may wait for the learner before actors wait for it."""
+    """Maximum number of rollouts waiting for the learner; when the queue is full, actors wait."""
     evaluate_every: int | None = None
     """Env steps between evaluations; none evaluates at the end, and with a target_return at every checkpoint."""
     evaluate_episodes: int = 100
-    """Episodes of an evaluation; 0 evaluates never."""
+    """Episodes per evaluation; 0 turns evaluation off."""
     target_return: float | None = None
     """Stop when the mean return of an evaluation reaches this."""
     checkpoint_every: int | None = None
     """Env steps between checkpoints; none makes ten in a run."""
     keep_checkpoints: int = 3
-    """How many checkpoints are kept, besides the best."""
+    """Checkpoints to keep, besides the best one."""
     max_rejected: int = 10
-    """So many updates that are not finite are left out before the run stops."""
+    """Stop the run after this many non-finite updates."""
     tensorboard: bool = True
-    """Whether metrics go to TensorBoard files too."""
+    """Write metrics to TensorBoard files too."""
     wandb: bool = False
-    """Whether metrics go to Weights & Biases too."""
+    """Send metrics to Weights & Biases too."""
+    loggers: tuple[Plugin, ...] = ()
+    """Loggers of your own: classes or 'module:Name'."""
     progress: bool = True
-    """Whether the progress is shown."""
+    """Show the progress."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -114,18 +117,26 @@ class Plan:
     """All of a run but its directory."""
 
     algorithm: str
+    """Its name, or `module:Name`."""
     run: RunConfig
     settings: Any
-    network: NetworkConfig
+    network: Any
+    reward_settings: Any
     env: AnyEnvironment
     program: Program
-    coefficients: Coefficients
     state: TrainState
 
     @property
     def mapping(self) -> dict[str, Any]:
         """All settings by name, the algorithm's included."""
-        return {"algorithm": self.algorithm, **config.to_mapping(self.run, self.settings, self.network)}
+        configs = self.run, self.settings, self.network, self.reward_settings
+        return {"algorithm": self.algorithm, **config.to_mapping(*configs)}
+
+    @property
+    def coefficient_texts(self) -> dict[str, str]:
+        """What each coefficient was set to, as text."""
+        fields = [*config.describe(type(self.settings)), *config.describe(type(self.reward_settings))]
+        return {field.name: str(self.mapping[field.name]) for field in fields if field.is_coefficient}
 
     @property
     def updates(self) -> int:
@@ -147,19 +158,32 @@ class Plan:
 
     def policy(self, state: TrainState) -> Policy:
         """The policy of a state."""
-        network = self.program.algorithm.network
-        program = PolicyProgram(network, self.env.observation_space, self.env.action_space)
+        program = PolicyProgram(self.program.algorithm, self.env.observation_space, self.env.action_space)
         return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
 
 
-def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
-    """Read the settings and assemble the run; `env` stands for the environment where that is no name."""
+def settings_classes(algorithm: Any, reward_model: Any = "environment") -> list[type]:
+    """The classes of all settings of a run, as one namespace for users."""
+    return [RunConfig, *algorithms.settings_of(algorithm), rewards.find(reward_model).Config]
+
+
+def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
+    """Read the settings and assemble the run.
+
+    Args:
+        algorithm: its name, `module:Name`, or its class.
+        settings: by name, as the user gave them.
+        env: the environment, where it is not given by name.
+    """
     use_compilation_cache()
-    classes = [RunConfig, *algorithms.settings(algorithm)]
-    run, algorithm_config, network = config.build(classes, settings)
+    given = {str(name).replace("-", "_"): value for name, value in settings.items()}
+    reward_model = rewards.find(given.get("reward_model", "environment"))
+    classes = [RunConfig, *algorithms.settings_of(algorithm), reward_model.Config]
+    run, algorithm_config, network, reward_config = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
+    name = algorithms.name_of(algorithm)
     if run.actors != "none":
-        _check_actors(run, algorithm, algorithm_config, made)
+        _check_actors(run, name, algorithm_config, made)
     if isinstance(made, HostEnvironment):
         check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
@@ -176,10 +200,12 @@ def make_plan(algorithm: str, settings: Mapping[str, Any], env: AnyEnvironment |
             made = ActionRepeat(made, run.action_repeat)
         if run.frame_stack > 1:
             made = FlattenObservation(FrameStack(made, run.frame_stack))
-    program, coefficients, state = assemble(algorithm, made, algorithm_config, network, run.total_steps, run.seed)
+    program, state = assemble(
+        algorithm, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config
+    )
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
-    return Plan(algorithm, run, algorithm_config, network, made, program, coefficients, state)
+    return Plan(name, run, algorithm_config, network, reward_config, made, program, state)
 
 
 def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:
@@ -199,8 +225,8 @@ def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnviron
             f"actors is {run.actors!r}, but the environments of {env.name} exist already, so no actor can have its "
             "own; give the environment by its name."
         )
-    if not getattr(settings, "corrects_lag", False):
-        able = [name for name in algorithms.names() if getattr(algorithms.find(name).Config, "corrects_lag", False)]
+    if not settings.corrects_lag:
+        able = [name for name in algorithms.names() if algorithms.find(name).Config.corrects_lag]
         raise InputError(
             f"actors is {run.actors!r}, but {algorithm} takes what they did for what it would do itself now; train "
             f"{' or '.join(able)}."

@@ -12,6 +12,5 @@ and nothing else stops.
 
 from lehr.acting.actors.actor import Blueprint
 from lehr.acting.actors.pool import Pool
-from lehr.training.runners.actors import ActorRunner
 
-__all__ = ["ActorRunner", "Blueprint", "Pool"]
+__all__ = ["Blueprint", "Pool"]

@@ -1,18 +1,18 @@
 """One actor, wherever it is: environments of its own, and how to act in them."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from lehr.acting.agent import Agent
 from lehr.acting.collector import Collector
 from lehr.acting.rollout import Collected
 from lehr.envs.host.base import EnvironmentFailed, HostEnvironment
 from lehr.maths.randomness import derive
-from lehr.networks import NetworkConfig
-from lehr.training.iteration import make_program
 from lehr.types import NOTHING, Actor, Key, PyTree
 
 
@@ -53,9 +53,12 @@ class Blueprint:
     """What an actor is made from, wherever it is."""
 
     env: HostEnvironment
-    algorithm: str
-    config: Any
-    network: NetworkConfig
+    build: Callable[[Key], tuple[Agent, PyTree]]
+    """Makes who acts, and an example of its parameters; it must be possible to send it to another process."""
+    num_envs: int
+    horizon: int
+    needs: frozenset[str]
+    """The optional parts of a rollout that are kept."""
     seed: int
     index: int = 0
     """Which of the actors."""
@@ -106,12 +109,11 @@ class Worker:
         """Make the environments and begin their episodes, each life of each actor with randomness of its own."""
         blueprint = self.blueprint
         key = jax.random.key(blueprint.seed)
-        program, params = make_program(
-            blueprint.algorithm, blueprint.env, blueprint.config, blueprint.network, derive(key, "network")
-        )
+        agent, params = blueprint.build(derive(key, "network"))
         for purpose in ("index", "updates", "life"):
             key = derive(key, f"actor's {purpose}", getattr(blueprint, purpose))
         self.key = key
-        self.collector = Collector(program, params)
+        sizes = blueprint.num_envs, blueprint.horizon
+        self.collector = Collector(blueprint.env, agent, *sizes, params, blueprint.needs)
         self.collector.start()
         self.actor = self.collector.reset(derive(key, "environments"))

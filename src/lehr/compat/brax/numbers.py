@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from lehr.algorithms.vocabulary import coefficient
 from lehr.errors import InputError, closest
-from lehr.schedules import Controller, coefficient, constant, schedule
+from lehr.schedules import Controller, constant, schedule
 from lehr.schedules.bundle import Coefficients, bundle
 
 NAMES = (

@@ -5,14 +5,17 @@ A backend is one final class with `log`, `flush` and `close`; a row is one updat
 
 import contextlib
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from lehr import plugins
+from lehr.errors import InputError
 from lehr.report.loggers.jsonl import JsonLines
 from lehr.report.loggers.progress import Progress
 from lehr.report.loggers.tensorboard import TensorBoard
 from lehr.report.loggers.wandb import WeightsAndBiases
 
-__all__ = ["JsonLines", "Logger", "Loggers", "Progress", "TensorBoard", "WeightsAndBiases"]
+__all__ = ["JsonLines", "Logger", "Loggers", "Progress", "TensorBoard", "WeightsAndBiases", "make_logger"]
 
 
 class Logger(Protocol):
@@ -26,6 +29,28 @@ class Logger(Protocol):
 
     def close(self) -> None:
         """Flush, and take no more rows."""
+
+
+def make_logger(given: Any, directory: Path, config: Mapping[str, Any]) -> Logger:
+    """A logger of the user's own.
+
+    Args:
+        given: a logger; or a class or function that makes one of `(directory, config)`, or `module:Name` of it.
+        directory: of the run.
+        config: all settings of the run by name.
+    """
+    found = plugins.import_object(given, "logger") if isinstance(given, str) else given
+    is_logger = not isinstance(found, type) and _logs(found)
+    if not is_logger and (not callable(found) or (isinstance(found, type) and not _logs(found))):
+        raise InputError(
+            f"loggers has {plugins.shortened(repr(found))}; a logger has the methods log, flush and close: give one, "
+            "or a class or function of (directory, config) that makes one."
+        )
+    return found if is_logger else found(directory, dict(config))
+
+
+def _logs(thing: Any) -> bool:
+    return all(callable(getattr(thing, name, None)) for name in ("log", "flush", "close"))
 
 
 class Loggers:

@@ -1,1 +1,43 @@
-"""How the updates of a run are made: on the device, around environments on the host, or fed by actors."""
+"""How the updates of a run are made: on the device, around environments on the host, or fed by actors.
+
+All runners share one protocol, `Runner`; `make_runner` chooses the one for a plan.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lehr.acting.actors import Blueprint, Pool
+from lehr.config import describe
+from lehr.envs import HostEnvironment
+from lehr.training.program import builder
+from lehr.training.runners.actors import ActorRunner
+from lehr.training.runners.base import Interrupted, Runner
+from lehr.training.runners.device import MOST_UPDATES, DeviceRunner
+from lehr.training.runners.host import HostRunner
+
+if TYPE_CHECKING:
+    from lehr.training.plan import Plan
+
+__all__ = ["MOST_UPDATES", "Interrupted", "Runner", "make_runner"]
+
+
+def make_runner(plan: "Plan", warn: Callable[[str], object]) -> Runner:
+    """The runner for where the environments are; `warn` is told what the user should not miss."""
+    program, run = plan.program, plan.run
+    if not isinstance(program.env, HostEnvironment):
+        return DeviceRunner(program, plan.state)
+    if run.actors == "none":
+        return HostRunner(program, plan.state, run.overlap, warn)
+    # Coefficients are the learner's affair; those that are functions could not be sent anywhere.
+    defaults = {field.name: field.default for field in describe(type(plan.settings)) if field.is_coefficient}
+    settings = replace(plan.settings, **defaults)
+    blueprint = Blueprint(
+        env=program.env,
+        build=builder(type(program.algorithm), program.env, settings, plan.network),
+        num_envs=settings.num_envs,
+        horizon=settings.horizon,
+        needs=program.needs,
+        seed=run.seed,
+    )
+    return ActorRunner(program, plan.state, Pool(run.actors, blueprint, run.num_actors, run.queue_size, warn), warn)

@@ -10,12 +10,12 @@ import numpy as np
 
 from lehr.acting.actors.actor import ActorLost, Weights
 from lehr.acting.actors.pool import Pool
-from lehr.acting.collector import Collector, Update, without_actor
+from lehr.acting.collector import pack
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.maths.normalise import RewardScaling
-from lehr.schedules.bundle import Coefficients
-from lehr.training.iteration import Program
-from lehr.training.runners.host import Interrupted
+from lehr.training.program import Program
+from lehr.training.runners.base import Interrupted
+from lehr.training.runners.update import Update, without_actor
 from lehr.types import TrainState
 
 WATCHED = ("rollout/lag", "actors/queue", "actors/lost", "actors/steps_per_second", "learner/waited")
@@ -29,13 +29,10 @@ class ActorRunner:
     What was learned is saved and resumed to the bit; the environments begin anew, and rollouts under way are lost.
     """
 
-    def __init__(
-        self, program: Program, coefficients: Coefficients, state: TrainState, pool: Pool, warn: Callable[[str], object]
-    ) -> None:
+    def __init__(self, program: Program, state: TrainState, pool: Pool, warn: Callable[[str], object]) -> None:
         self.program, self.pool, self.warn = program, pool, warn
-        self.update = Update(program, coefficients, state, WATCHED)
+        self.update = Update(program, state, WATCHED)
         self.names = self.update.names
-        self._pack = Collector(program, state.learner.params).pack
         self._returns: dict[tuple[int, int], jax.Array] = {}
         """By actor and life: the discounted returns under way, by which rewards are scaled."""
         self._speeds: dict[int, float] = {}
@@ -87,7 +84,7 @@ class ActorRunner:
         self.pool.close()
 
     def _weights(self, state: TrainState, updates: int) -> Weights:
-        packed, statistics = jax.device_get((self._pack(state.learner.params), state.observation_statistics))
+        packed, statistics = jax.device_get((pack(state.learner.params), state.observation_statistics))
         return Weights(updates, packed, statistics)
 
     def _swapped(self, state: TrainState, whose: tuple[int, int]) -> TrainState:

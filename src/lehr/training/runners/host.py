@@ -14,23 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.acting.collector import Collector, Update, collected_shapes, without_actor
+from lehr.acting.collector import Collector, pack
 from lehr.acting.rollout import Collected
 from lehr.envs.host.base import EnvironmentFailed, HostEnvironment, ask, check_obs, own, same_structure
 from lehr.errors import InputError
 from lehr.maths.normalise import RewardScaling
 from lehr.maths.randomness import derive
-from lehr.schedules.bundle import Coefficients
-from lehr.training.iteration import Program
+from lehr.training.program import Program
+from lehr.training.runners.base import Interrupted
+from lehr.training.runners.update import Update, without_actor
 from lehr.types import Actor, PyTree, TrainState
-
-
-class Interrupted(Exception):
-    """An environment failed, or an actor. `state` and `rows` are those of the updates that were made before."""
-
-    def __init__(self, error: Exception, state: TrainState, rows: np.ndarray) -> None:
-        super().__init__(str(error))
-        self.state, self.rows = state, rows
 
 
 def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
@@ -40,7 +33,7 @@ def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
     env_state = env.initial_state(np.asarray(state.actor.env_state))
     pending: PyTree = ()
     if overlap:
-        shapes = collected_shapes(program, state)
+        shapes = program.collected_shapes(state.learner.params, state.observation_statistics, state.actor)
         pending = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return state._replace(actor=state.actor._replace(env_state=env_state), pending=pending)
 
@@ -48,24 +41,19 @@ def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
 class HostRunner:
     """The updates of a run around live environments."""
 
-    def __init__(
-        self,
-        program: Program,
-        coefficients: Coefficients,
-        state: TrainState,
-        overlap: bool,
-        warn: Callable[[str], object],
-    ) -> None:
+    def __init__(self, program: Program, state: TrainState, overlap: bool, warn: Callable[[str], object]) -> None:
+        assert isinstance(program.env, HostEnvironment)
         self.program, self.overlap, self.warn = program, overlap, warn
-        self.collector = Collector(program, state.learner.params)
-        self.update = Update(program, coefficients, state, watched=("rollout/lag",))
+        sizes = program.algorithm.config.num_envs, program.algorithm.config.horizon
+        self.collector = Collector(program.env, program.algorithm, *sizes, state.learner.params, program.needs)
+        self.update = Update(program, state, watched=("rollout/lag",))
         self.names = self.update.names
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     def compile(self, state: TrainState) -> None:
         """Compile acting and learning."""
-        self.update.compile(state)
-        packed = self.collector.pack(state.learner.params)
+        self.update.compile(state, keeps=self.overlap)  # a failure while it learns leaves the state before
+        packed = pack(state.learner.params)
         self.collector.compile(packed, state.observation_statistics, state.actor, state.key)
 
     def begin(self, state: TrainState) -> TrainState:
@@ -129,7 +117,7 @@ class HostRunner:
 
     def _collect(self, state: TrainState, actor: Actor, number: int) -> Collected:
         """Rollout `number`, from where the actor stands, with the parameters that a state acts with."""
-        packed = self.collector.pack(state.acting)
+        packed = pack(state.acting)
         return self.collector.collect(packed, state.observation_statistics, actor, state.key, number)
 
 

@@ -1,0 +1,188 @@
+"""A config's three keys for a coefficient, in any spelling → one schedule.
+
+For the entropy coefficient these keys count, in one of the spellings, canonical or any alias:
+
+- `entropy_coef`: the fixed value, or a whole schedule;
+- `entropy_coef_schedule`: a schedule, or the name of a shape, which then goes from the fixed value to 0;
+- `entropy_coef_warmup_steps`: the length of a ramp from 0 in front of it.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from lehr.errors import InputError
+from lehr.schedules.coefficient import Coefficient
+from lehr.schedules.constructors import number, position, warmup
+from lehr.schedules.controllers import Controller
+from lehr.schedules.function import FunctionSchedule
+from lehr.schedules.phases import Position, check_total
+from lehr.schedules.shapes import NAMES
+from lehr.schedules.spec import AnySchedule, schedule
+
+ENDINGS = ("", "_schedule", "_warmup_steps")
+"""What the three keys of a coefficient end in."""
+
+
+def coefficient_schedule(
+    entry: Coefficient,
+    config: Mapping[str, Any],
+    total_steps: float,
+    known: Callable[[], Collection[str]] = tuple,
+) -> AnySchedule | Controller:
+    """The schedule of a coefficient in a config, bound and checked.
+
+    Args:
+        entry: the coefficient.
+        config: a mapping with the keys above, among others.
+        total_steps: the budget of the whole run.
+        known: gives the names of other coefficients, whose keys are not taken for misspelled ones of this.
+
+    >>> entry = Coefficient(("ent_coef",), name="entropy_coef")
+    >>> coefficient_schedule(entry, {"ent_coef": 0.02, "ent_coef_schedule": "linear"}, 1_000_000)(500_000)
+    0.01
+    """
+    total = check_total(total_steps)
+    keys, (fixed, shape, ramp) = _read(entry, config, known)
+    if fixed is None and shape is None:
+        raise InputError(f"The config has no {entry.name}; give {entry.name} or {entry.name}_schedule.")
+    if ramp is not None:
+        steps = position(ramp).bound(total)
+        if steps >= total:
+            raise InputError(f"{keys.warmup} is {ramp!r}, but the whole budget is {total:g} steps; warm up for less.")
+        ramp = steps
+    made = combine(keys, fixed, shape, ramp)
+    try:
+        bound = made.bind(total)
+    except InputError as error:
+        raise InputError(f"{keys.fixed if shape is None else keys.schedule}: {error}") from None
+    entry.check(bound)
+    return bound
+
+
+class Keys(NamedTuple):
+    """The three keys of a coefficient, in one spelling."""
+
+    fixed: str
+    schedule: str
+    warmup: str
+
+    @classmethod
+    def spelled(cls, name: str) -> "Keys":
+        """The keys for a spelling of the coefficient.
+
+        >>> Keys.spelled("ent_coef").warmup
+        'ent_coef_warmup_steps'
+        """
+        return cls(*(name + ending for ending in ENDINGS))
+
+
+def combine(keys: Keys, fixed: Any, shape: Any, ramp: Any) -> AnySchedule | Controller:
+    """One schedule from the values of the three keys, each `None` where it is not given; its budget is still open.
+
+    >>> str(combine(Keys.spelled("ent_coef"), 0.02, "cosine", "10%"))
+    '0 -> 0.02 over 10%, 0.02 -> 0 cosine'
+    """
+    spec = fixed if shape is None else _scheduled(keys, fixed, shape)
+    try:
+        made = schedule(spec)
+    except InputError as error:
+        raise InputError(f"{keys.fixed if shape is None else keys.schedule}: {error}") from None
+    if shape is not None and fixed is not None:
+        _check_start(keys, fixed, made)
+    return made if ramp is None else _warmed(keys, made, ramp)
+
+
+def _read(
+    entry: Coefficient, config: Mapping[str, Any], known: Callable[[], Collection[str]]
+) -> tuple[Keys, tuple[Any, Any, Any]]:
+    """The three keys of a coefficient, in the one spelling that the config uses, and their values."""
+    spellings = (entry.name, *entry.aliases)
+    keys_of_it = [spelling + ending for spelling in spellings for ending in ENDINGS]
+    for key in config:
+        if isinstance(key, str) and key not in keys_of_it:
+            near = get_close_matches(key, keys_of_it, n=1, cutoff=0.8)
+            others = [name for name in (*known(), *dict(entry.others)) if name not in spellings] if near else []
+            if near and not any(key.startswith(other) for other in others):
+                raise InputError(f"The config has the unknown key {key!r}; did you mean {near[0]!r}?")
+    used = [spelling for spelling in spellings if any(config.get(spelling + ending) is not None for ending in ENDINGS)]
+    if len(used) > 1:
+        given = [[s + ending for ending in ENDINGS if config.get(s + ending) is not None] for s in used]
+        raise InputError(
+            f"The config spells {entry.name} in two ways, {', '.join(given[0])} and {', '.join(given[1])}; remove one."
+        )
+    keys = Keys.spelled(used[0] if used else entry.name)
+    return keys, (config.get(keys.fixed), config.get(keys.schedule), config.get(keys.warmup))
+
+
+def _scheduled(keys: Keys, fixed: Any, shape: Any) -> Any:
+    """What the schedule's key says, with what it leaves open taken from the fixed value."""
+    if fixed is not None and not is_number(fixed):
+        raise InputError(
+            f"{keys.fixed} is {fixed!r}, a schedule already; give {keys.fixed} as a number, or remove {keys.schedule}."
+        )
+    if not is_open(shape):
+        return shape
+    if fixed is None:
+        raise InputError(
+            f"{keys.schedule} is {shape!r}, which has no start, and {keys.fixed} is not given; give {keys.fixed}."
+        )
+    opened = dict(shape) if isinstance(shape, Mapping) else {"shape": shape.strip()}
+    is_constant = "constant" in (opened.get("shape"), opened.get("type"), opened.get("kind"))
+    return {**({} if is_constant else {"end": 0.0}), **opened, "start": fixed}
+
+
+def _warmed(keys: Keys, made: AnySchedule | Controller, given: Any) -> AnySchedule | Controller:
+    """The schedule behind a ramp from 0, in what the ramp leaves of the budget."""
+    try:
+        length = position(given)
+    except InputError as error:
+        raise InputError(f"{keys.warmup}: {error}") from None
+    if length == Position():
+        return made
+    if isinstance(made, Controller):
+        raise InputError(
+            f"{keys.warmup} is {given!r}, but '{made}' reacts to metrics and cannot be warmed up; remove one of them."
+        )
+    if _starts(made)[0] == 0:
+        raise InputError(
+            f"{keys.warmup} is {given!r}, but the schedule '{made}' starts at 0 anyway; remove {keys.warmup}."
+        )
+    return warmup(length, made)
+
+
+def _check_start(keys: Keys, fixed: Any, found: AnySchedule | Controller) -> None:
+    """Raise if the fixed value is not where the schedule starts, or what its own warm-up leads to."""
+    if isinstance(found, Controller):
+        raise InputError(f"{keys.schedule} is '{found}', which has its own start; remove {keys.fixed}.")
+    starts, value = _starts(found), number(fixed, keys.fixed)
+    if not any(math.isclose(start, value, rel_tol=1e-9) for start in starts):
+        raise InputError(
+            f"{keys.fixed} is {value:g} but {keys.schedule} starts at {starts[-1]:g}; remove {keys.fixed}, or start "
+            "the schedule there."
+        )
+
+
+def _starts(made: AnySchedule) -> list[float]:
+    """Where a schedule starts, and what its own warm-up leads to."""
+    if isinstance(made, FunctionSchedule):
+        return [made(0)]
+    starts = [phase.start for phase in made.phases[:2]]
+    return starts if starts[0] == 0 else starts[:1]
+
+
+def is_open(given: Any) -> bool:
+    """Whether it is a shape that lacks its start."""
+    if isinstance(given, Mapping):
+        return "start" not in given and "value" not in given
+    return isinstance(given, str) and given.strip() in NAMES
+
+
+def is_number(given: Any) -> bool:
+    """Whether it is a plain number, also as a text, as YAML leaves `1e-4` one."""
+    try:
+        number(given, "value")
+    except InputError:
+        return False
+    return True

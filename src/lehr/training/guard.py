@@ -1,0 +1,39 @@
+"""The guard: an update that is not finite is not applied."""
+
+import jax
+import jax.numpy as jnp
+
+from lehr.types import PyTree, TrainState
+
+
+def guarded(before: TrainState, after: TrainState, loss: jax.Array) -> TrainState:
+    """The state after an update, in which what was learned is as before if the loss or any of it is not finite.
+
+    Rollouts have been collected all the same: the actor and the clock go on, and `memory`, which holds data and may be
+    large, is not looked at.
+    """
+    sound = is_finite((after.learner.params, after.learner.optimiser, after.learner.auxiliary))
+    sound &= is_finite(after.reward_model._replace(memory=())) & jnp.isfinite(loss)
+
+    def kept(new: PyTree, old: PyTree) -> PyTree:
+        return jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
+
+    def learner(new: TrainState, old: TrainState, name: str) -> PyTree:
+        learned = getattr(new, name)
+        unseen = kept(learned._replace(memory=()), getattr(old, name)._replace(memory=()))
+        return unseen._replace(memory=learned.memory)
+
+    return after._replace(
+        learner=learner(after, before, "learner"),
+        reward_model=learner(after, before, "reward_model"),
+        observation_statistics=kept(after.observation_statistics, before.observation_statistics),
+        reward_scaling=kept(after.reward_scaling, before.reward_scaling),
+        controllers=kept(after.controllers, before.controllers),
+        rejected=before.rejected + ~sound,
+    )
+
+
+def is_finite(tree: PyTree) -> jax.Array:
+    """Whether every number of a tree is finite, bool `[]`."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)]))

@@ -1,0 +1,119 @@
+"""What of a run is fixed when it is compiled, and the state that it begins with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lehr import algorithms, config
+from lehr.acting.collector import collected_shapes
+from lehr.acting.rollout import Collected, collect, initial_actor
+from lehr.algorithms.base import Algorithm
+from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
+from lehr.maths.normalise import initial_scaling, initial_statistics
+from lehr.maths.randomness import derive
+from lehr.networks import NetworkConfig
+from lehr.rewards import EnvironmentReward, RewardModel
+from lehr.schedules.bundle import Coefficients, bundle
+from lehr.spaces import Spaces
+from lehr.types import Actor, Key, PyTree, TrainState
+
+
+@dataclass(frozen=True)
+class Program:
+    """All of a run that is fixed when it is compiled: a static, hashable value."""
+
+    env: AutoReset | HostEnvironment
+    """One on the device begins the next episode by itself."""
+    algorithm: Algorithm
+    reward_model: RewardModel
+
+    @property
+    def steps_per_update(self) -> int:
+        """Env steps of one update: every agent's, action repeats included."""
+        config = self.algorithm.config
+        return config.num_envs * self.env.num_agents * config.horizon * self.env.env_steps_per_step
+
+    @property
+    def lag(self) -> int:
+        """By how many updates the policy that acts is behind the one that learns."""
+        return self.algorithm.config.acting_lag
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The optional parts of a rollout that somebody looks at."""
+        return self.algorithm.needs | self.reward_model.needs
+
+    def collected_shapes(self, params: PyTree, statistics: Any, actor: Actor) -> Collected:
+        """What acting hands to learning, as shapes."""
+        horizon = self.algorithm.config.horizon
+        if isinstance(self.env, HostEnvironment):
+            return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
+        one = partial(collect, self.env, self.algorithm, horizon=horizon, key=jax.random.key(0), needs=self.needs)
+        return jax.eval_shape(one, params, actor, statistics)
+
+
+def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:
+    """A function that builds the algorithm and its first parameters; it can be sent to another process."""
+    spaces = Spaces(env.observation_space, env.action_space)
+    return partial(algorithms.find(algorithm).build, spaces, settings, network_config)
+
+
+def initial_state(program: Program, coefficients: Coefficients, params: PyTree, key: Key) -> TrainState:
+    """A run before its first update."""
+    settings, env, algorithm = program.algorithm.config, program.env, program.algorithm
+    actor = initial_actor(env, algorithm, settings.num_envs, derive(key, "environments"))
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
+    statistics = initial_statistics(one) if settings.normalise_observations else ()
+    example = program.collected_shapes(params, statistics, actor).rollout
+    return TrainState(
+        learner=algorithm.init(derive(key, "learner"), params, example),
+        actor=actor,
+        observation_statistics=statistics,
+        reward_scaling=initial_scaling(settings.num_envs * env.num_agents) if settings.normalise_rewards else (),
+        reward_model=program.reward_model.init(derive(key, "reward model"), example),
+        coefficients=coefficients,
+        controllers=coefficients.init(),
+        key=key,
+        updates=jnp.uint32(0),
+        rejected=jnp.uint32(0),
+        pending=(),
+        behind=jax.tree.map(lambda x: jnp.stack([x] * program.lag), params) if program.lag else (),
+    )
+
+
+def assemble(
+    algorithm: Any,
+    env: str | AnyEnvironment,
+    settings: Any,
+    network_config: NetworkConfig,
+    total_steps: int,
+    seed: int = 0,
+    reward_model: type[RewardModel] = EnvironmentReward,
+    reward_settings: Any = None,
+) -> tuple[Program, TrainState]:
+    """Everything a run needs before its first update: the program, and the first state.
+
+    Args:
+        algorithm: its name or its class.
+        env: an environment or its name.
+        settings: the algorithm's `Config`.
+        network_config: the architecture.
+        total_steps: the budget that schedules are bound to.
+        seed: the random seed.
+        reward_model: its class.
+        reward_settings: its `Config`; by default with all defaults.
+    """
+    key, made = jax.random.key(seed), make(env)
+    prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
+    built, params = builder(algorithm, prepared, settings, network_config)(derive(key, "network"))
+    if reward_settings is None:
+        reward_settings = reward_model.Config()
+    spaces = Spaces(prepared.observation_space, prepared.action_space)
+    program = Program(prepared, built, reward_model.build(spaces, reward_settings))
+    found = config.coefficients(settings, total_steps) | config.coefficients(reward_settings, total_steps)
+    coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
+    return program, jax.jit(partial(initial_state, program))(coefficients, params, key)
