@@ -45,7 +45,7 @@ def train() -> tuple[np.ndarray, int]:
 
     def run(coefficients: Any, state: Any) -> jax.Array:
         def update(state: Any, _: None) -> tuple[Any, jax.Array]:
-            state, metrics = iteration(program, coefficients, state)
+            state, metrics = iteration(program, state)
             return state, metrics["episode/return"]
 
         return jax.lax.scan(update, state, None, length=updates)[1]

@@ -22,7 +22,8 @@ from lehr.algorithms import ppo
 from lehr.config import coefficients
 from lehr.networks import NetworkConfig
 from lehr.schedules.bundle import population
-from lehr.training.iteration import assemble, chunk
+from lehr.training.program import assemble
+from lehr.training.runners.device import chunk
 
 Runner = Callable[[int], Any]
 Settings = dict[str, Any]

@@ -15,9 +15,9 @@ import pytest
 
 import lehr
 from lehr import algorithms
+from lehr.algorithms.vocabulary import coefficients
 from lehr.cli import main
 from lehr.config import describe
-from lehr.schedules import COEFFICIENTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -115,7 +115,7 @@ def test_texts_of_the_pages_parse():
 
 def test_table_of_coefficients_in_the_page():
     page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
-    for entry in COEFFICIENTS.values():
+    for entry in coefficients().values():
         aliases = ", ".join(f"`{alias}`" for alias in entry.aliases)
         assert f"\n| `{entry.name}` | {aliases} | {entry.range_text} | {entry.description} |\n" in page
 

@@ -66,7 +66,7 @@ def test_greedy_actions_are_all_alike_and_sampled_ones_are_drawn():
     sampled = lehr.evaluate(policy, env, episodes=1000, greedy=False)
     assert len(np.unique(greedy.returns)) == 1
     assert np.unique(sampled.returns).tolist() == [-1, 1]
-    _, found = policy.program.network.act(
+    _, found = policy.program.agent.network.act(
         policy.learned.params, policy.initial_carry(1), jnp.zeros((1, 1)), jnp.ones(1, bool)
     )
     probability = float(np.exp(found.log_prob(jnp.ones(1, jnp.int32))[0]))

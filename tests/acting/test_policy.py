@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.acting.policy import clip_to
-from lehr.maths.normalise import RunningStatistics, update
+from lehr.acting.agent import clip_to
+from lehr.maths.normalise import RunningStatistics, update_statistics
 from lehr.spaces import Box, Discrete
 from lehr.training.plan import make_plan
 
@@ -34,7 +34,7 @@ def observations():
 
 def distribution(policy, obs):
     carry = policy.initial_carry(len(obs))
-    _, found = policy.program.network.act(policy.learned.params, carry, obs, jnp.zeros(len(obs), bool))
+    _, found = policy.program.agent.network.act(policy.learned.params, carry, obs, jnp.zeros(len(obs), bool))
     return found
 
 
@@ -90,7 +90,7 @@ def test_observations_are_normalised_by_the_statistics_of_the_run(observations):
     assert isinstance(statistics, RunningStatistics)
     learned_from = 5 + 3 * observations
     state = plan.state._replace(
-        observation_statistics=update(statistics, jnp.asarray(learned_from)),
+        observation_statistics=update_statistics(statistics, jnp.asarray(learned_from)),
         learner=plan.state.learner._replace(params=jax.tree.map(lambda x: 30 * x, plan.state.learner.params)),
     )
     policy = plan.policy(state)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.acting.rollout import Episodes, collect, follow_episodes, initial_actor, prepare, waiting
-from lehr.envs import Environment, TimeLimit
+from lehr.acting.rollout import RunningEpisodes, collect, follow_episodes, initial_actor, waiting
+from lehr.algorithms import ppo
+from lehr.envs import AutoReset, Environment, TimeLimit
 from lehr.envs.base import NEVER
-from lehr.maths.normalise import EPSILON, initial_statistics, update
+from lehr.maths.normalise import EPSILON, initial_statistics, update_statistics
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
 from lehr.types import Timestep
@@ -38,7 +39,7 @@ class Counting(Environment):
         return state, Timestep(state[None], state, state >= END, jnp.bool(False), {})
 
 
-ENV = prepare(TimeLimit(Counting(), LIMIT))
+ENV = AutoReset(TimeLimit(Counting(), LIMIT))
 
 
 def replay(actions, count, elapsed):
@@ -85,13 +86,14 @@ def value_of(network):
 
 def compiled(env, network):
     """`initial_actor` and `collect` for an environment and a network."""
+    agent = ppo.Algorithm(ppo.Config(), network)
     return (
-        jax.jit(partial(initial_actor, env, network), static_argnums=0),
-        jax.jit(partial(collect, env, network), static_argnums=3),
+        jax.jit(partial(initial_actor, env, agent), static_argnums=0),
+        jax.jit(partial(collect, env, agent, needs=agent.needs), static_argnums=3),
     )
 
 
-STATISTICS = update(initial_statistics(jnp.zeros(1)), jnp.array([[1.0], [5.0]]))
+STATISTICS = update_statistics(initial_statistics(jnp.zeros(1)), jnp.array([[1.0], [5.0]]))
 """Mean 3 and variance 4."""
 
 
@@ -205,7 +207,7 @@ class Echo(Environment):
 
 
 def test_the_environment_gets_clipped_actions_and_the_rollout_keeps_them_as_drawn():
-    env = prepare(Echo())
+    env = AutoReset(Echo())
     network, params = actor_critic(env.observation_space, env.action_space, NetworkConfig(), jax.random.key(0))
     first, act = compiled(env, network)
     rollout = act(params, first(64, jax.random.key(0)), (), 4, jax.random.key(1)).rollout
@@ -242,7 +244,7 @@ class Relay(Environment):
 
 
 def test_agents_are_neighbours_in_the_batch_and_wait_for_each_other():
-    env = prepare(Relay())
+    env = AutoReset(Relay())
     network, params = actor_critic(env.observation_space, env.action_space, NetworkConfig(), jax.random.key(0))
     first, act = compiled(env, network)
     actor, numbers = first(2, jax.random.key(0)), []
@@ -292,7 +294,7 @@ def test_episodes_are_followed_across_rollouts(agents):
     rewards, dones = rng.normal(size=(steps, size)), random_dones(rng, steps, size, agents)
     expected = follow(rewards, dones, agents).reshape(pieces, -1, 3).sum(1)
     assert expected[:, 0].min() > 0
-    episodes = Episodes(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
+    episodes = RunningEpisodes(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
 
     @jax.jit
     def step(episodes, rewards, dones):
@@ -307,7 +309,7 @@ def test_episodes_are_followed_across_rollouts(agents):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_reward_that_is_not_finite_does_not_outlive_its_episode(bad):
-    episodes = Episodes(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1, bool))
+    episodes = RunningEpisodes(jnp.zeros(1), jnp.zeros(1), jnp.zeros(1, bool))
     reward, done = jnp.array([[1.0], [bad], [1.0], [1.0]]), jnp.array([[False], [False], [True], [False]])
     episodes, _ = follow_episodes(episodes, reward, done)
     episodes, finished = follow_episodes(episodes, jnp.ones((2, 1)), jnp.array([[True], [True]]))

@@ -13,9 +13,9 @@ import pytest
 from lehr import algorithms
 from lehr.config import build
 from lehr.envs import Environment
-from lehr.schedules.bundle import Coefficients
 from lehr.spaces import Box, Discrete, MultiDiscrete
-from lehr.training.iteration import Program, assemble, chunk, metric_names
+from lehr.training.program import Program, assemble
+from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Timestep, TrainState
 
 MOST = 400
@@ -58,7 +58,6 @@ class Run(NamedTuple):
     """A run after some updates."""
 
     program: Program
-    coefficients: Coefficients
     state: TrainState
     metrics: dict[str, np.ndarray]
     """By name, `[updates]` each."""
@@ -86,10 +85,10 @@ def _begin(algorithm: str, env: str | Environment, total_steps: int = 10_000, se
 
 
 def _advance(run: Run, updates: int) -> Run:
-    kind = run.program, jax.tree.structure(run.coefficients)
+    kind = run.program, jax.tree.structure(run.state)
     if kind not in _names:
-        _names[kind] = metric_names(run.program, run.coefficients, run.state)
-    state, rows = _compiled(run.program)(run.coefficients, run.state, jnp.int32(updates))
+        _names[kind] = metric_names(run.program, run.state)
+    state, rows = _compiled(run.program)(run.state, jnp.int32(updates))
     metrics = {name: np.asarray(rows)[:updates, column] for column, name in enumerate(_names[kind])}
     return run._replace(state=state, metrics=metrics)
 

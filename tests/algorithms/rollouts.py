@@ -74,10 +74,16 @@ def compiled(algorithm):
     return jax.jit(algorithm.learn, compiler_options={"xla_backend_optimization_level": 0})
 
 
+def begun(algorithm, params, rollout=None):
+    """A learner with these parameters, for rollouts like this one."""
+    example = jax.eval_shape(lambda: made_up() if rollout is None else rollout)
+    return algorithm.init(jax.random.key(0), params, example)
+
+
 def learned_from(algorithm, rollout, coef, torso="mlp", params=None):
     """Parameters and metrics after one update."""
     values = {name: jnp.float32(value) for name, value in coef.items()}
-    learner = algorithm.init(network_of(torso)[1] if params is None else params)
+    learner = begun(algorithm, network_of(torso)[1] if params is None else params, rollout)
     learner, metrics = compiled(algorithm)(learner, rollout, values, jax.random.key(0))
     return learner.params, {name: float(value) for name, value in metrics.items()}
 

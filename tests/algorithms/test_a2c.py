@@ -11,6 +11,7 @@ from tests.algorithms.rollouts import (
     assert_params_close,
     assert_step_goes_down,
     assert_steps_not_taken_teach_nothing,
+    begun,
     distance,
     learned_from,
     lived,
@@ -104,7 +105,7 @@ def test_an_update_is_one_step_on_the_whole_rollout():
     algorithm, rollout = algorithm_of(optimiser="adam"), made_up()
     backwards = jax.tree.map(lambda x: x[:, ::-1], rollout._replace(carry=()))._replace(carry=rollout.carry)
     assert_params_close(learn(algorithm, backwards)[0], learn(algorithm, rollout)[0], rtol=1e-3)
-    learner = algorithm.init(network_of()[1])
+    learner = begun(algorithm, network_of()[1])
     learner, _ = jax.jit(algorithm.learn)(learner, rollout, COEF, jax.random.key(0))
     (count,) = [leaf for leaf in jax.tree.leaves(learner.optimiser) if leaf.dtype == "int32"]
     assert count == 1

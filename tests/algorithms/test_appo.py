@@ -12,6 +12,7 @@ from lehr.training.iteration import iteration
 from tests.algorithms.rollouts import (
     assert_params_close,
     assert_steps_not_taken_teach_nothing,
+    begun,
     compiled,
     lived,
     made_up,
@@ -44,9 +45,9 @@ def values_of(coef):
 
 def learn(algorithm, rollout, torso="mlp", target=None, **coef):
     """The learner and the metrics after one update; `target` stands for the parameters of the target network."""
-    learner = algorithm.init(network_of(torso)[1])
+    learner = begun(algorithm, network_of(torso)[1])
     if target is not None:
-        learner = learner._replace(memory=learner.memory._replace(params=target))
+        learner = learner._replace(auxiliary=learner.auxiliary._replace(params=target))
     learner, metrics = compiled(algorithm)(learner, rollout, values_of({**COEF, **coef}), jax.random.key(0))
     return learner, {name: float(value) for name, value in metrics.items()}
 
@@ -101,7 +102,7 @@ def test_without_lag_and_clips_it_is_ppo():
     learner, _ = learn(algorithm_of(**sizes), rollout, **coef)
     other = ppo.Algorithm(ppo.Config(max_grad_norm=None, **sizes), network_of()[0])
     expected, _ = compiled(other)(
-        other.init(network_of()[1]), rollout, values_of({**COEF, "gae_lambda": 1.0}), jax.random.key(0)
+        begun(other, network_of()[1]), rollout, values_of({**COEF, "gae_lambda": 1.0}), jax.random.key(0)
     )
     assert_params_close(learner.params, expected.params, rtol=1e-3, atol=1e-4)
 
@@ -109,14 +110,14 @@ def test_without_lag_and_clips_it_is_ppo():
 @pytest.mark.parametrize("every", [1, 3])
 def test_the_target_network_is_refreshed_every_so_many_updates_and_never_in_between(every, begin, quickly):
     run = begin("appo", "CartPole-v1", target_updates=every, num_envs=4, horizon=4, learning_rate=0.01)
-    advance = jax.jit(lambda state: iteration(run.program, run.coefficients, state), compiler_options=quickly)
+    advance = jax.jit(lambda state: iteration(run.program, state), compiler_options=quickly)
     state, expected = run.state, run.state.learner.params
     for number in range(1, 8):
         state, metrics = advance(state)
         assert float(metrics["target/age"]) == (number - 1) % every
         if number % every == 0:
             expected = state.learner.params
-        same = jax.tree.map(lambda x, y: np.array_equal(x, y), state.learner.memory.params, expected)
+        same = jax.tree.map(lambda x, y: np.array_equal(x, y), state.learner.auxiliary.params, expected)
         assert all(jax.tree.leaves(same))
 
 

@@ -142,8 +142,8 @@ def test_steps_that_were_not_taken_teach_nothing(torso):
 @pytest.mark.parametrize("lag", [0, 3])
 def test_the_policy_that_acts_is_behind_by_exactly_the_lag(lag, begin, quickly):
     run = begin("impala", "CartPole-v1", lag=lag, learning_rate=0.01, num_envs=4, horizon=4)
-    program, coefficients, state = run.program, run.coefficients, run.state
-    advance = jax.jit(lambda state: iteration(program, coefficients, state), compiler_options=quickly)
+    program, state = run.program, run.state
+    advance = jax.jit(lambda state: iteration(program, state), compiler_options=quickly)
     seen, network = [], program.algorithm.network
     for number in range(6):
         seen.append(state.learner.params)
@@ -153,7 +153,9 @@ def test_the_policy_that_acts_is_behind_by_exactly_the_lag(lag, begin, quickly):
         state, metrics = advance(state)
         assert float(metrics.get("rollout/lag", 0)) == min(number, lag)
     # What is learned from was really made so: the log probabilities of a rollout are those of the older parameters.
-    collected = collect(program.env, network, state.acting, state.actor, (), 4, jax.random.key(0))
+    collected = collect(
+        program.env, program.algorithm, state.acting, state.actor, (), 4, jax.random.key(0), program.needs
+    )
     rollout = collected.rollout
     _, policy, _ = network.unroll(
         seen[6 - lag] if lag else state.learner.params, rollout.carry, rollout.obs, rollout.reset

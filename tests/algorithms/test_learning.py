@@ -17,7 +17,8 @@ from bench.references import (
 )
 from lehr import algorithms
 from lehr.config import build
-from lehr.training.iteration import assemble, chunk, metric_names
+from lehr.training.program import assemble
+from lehr.training.runners.device import chunk, metric_names
 
 PENDULUM = {
     "num_envs": 32,
@@ -34,10 +35,10 @@ SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
 def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
     """The mean return of the episodes that ended in the last tenth of a run."""
     config, network_config = build(algorithms.settings_of(algorithm), settings)
-    program, coefficients, state = assemble(algorithm, env, config, network_config, total_steps, seed)
+    program, state = assemble(algorithm, env, config, network_config, total_steps, seed)
     updates = total_steps // program.steps_per_update
-    column = metric_names(program, coefficients, state).index("episode/return")
-    _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=1)(coefficients, state, jnp.int32(updates))
+    column = metric_names(program, state).index("episode/return")
+    _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=0)(state, jnp.int32(updates))
     return float(np.nanmean(np.asarray(rows)[-updates // 10 :, column]))
 
 

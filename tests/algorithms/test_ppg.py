@@ -15,6 +15,7 @@ from tests.algorithms.rollouts import (
     STEPS,
     assert_params_close,
     assert_steps_not_taken_teach_nothing,
+    begun,
     compiled,
     learned_from,
     lived,
@@ -53,7 +54,7 @@ def learn(algorithm, rollout, torso="mlp", params=None, **coef):
 def updates(algorithm, rollouts, params, **coef):
     """The learners after each of some updates, the first one in front, and their metrics."""
     values = {name: jnp.float32(value) for name, value in {**COEF, **coef}.items()}
-    learners, metrics = [algorithm.init(params)], []
+    learners, metrics = [begun(algorithm, params)], []
     for index, rollout in enumerate(rollouts):
         learner, found = compiled(algorithm)(learners[-1], rollout, values, jax.random.key(index))
         learners.append(learner)
@@ -83,15 +84,15 @@ def test_an_auxiliary_phase_comes_after_every_so_many_updates_and_sees_the_rollo
     learners, metrics = updates(algorithm, rollouts, network_of()[1])
     changed = [not identical(a.params, b.params) for a, b in pairwise(learners)]
     assert changed == [False, False, True, False, False, True, False, False]
-    assert [int(learner.memory.filled) for learner in learners] == [0, 1, 2, 0, 1, 2, 0, 1, 2]
+    assert [int(learner.auxiliary.filled) for learner in learners] == [0, 1, 2, 0, 1, 2, 0, 1, 2]
     for phase in (3, 6):
-        kept, seen = learners[phase].memory.kept, rollouts[phase - 3 : phase]
+        kept, seen = learners[phase].memory, rollouts[phase - 3 : phase]
         np.testing.assert_allclose(kept.target, [targets_of(rollout) for rollout in seen], rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(kept.obs, [rollout.obs for rollout in seen])
         assert kept.valid.all()
-    np.testing.assert_allclose(learners[7].memory.kept.target[0], targets_of(rollouts[6]), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(learners[7].memory.target[0], targets_of(rollouts[6]), rtol=1e-4, atol=1e-5)
     # Adam counts its steps: 2 passes of 3 each in a phase, apart from those of the policy phases.
-    steps = [int(max(jax.tree.leaves(learner.memory.optimiser), key=lambda x: x.ndim == 0)) for learner in learners]
+    steps = [int(max(jax.tree.leaves(learner.auxiliary.optimiser), key=lambda x: x.ndim == 0)) for learner in learners]
     assert steps == [0, 0, 0, 6, 6, 6, 12, 12, 12]
     # What is reported is of the newest phase.
     names = [name for name in metrics[0] if name.startswith("auxiliary/")]
@@ -111,9 +112,9 @@ def test_a_policy_phase_is_ppos():
     settings = {"num_envs": SEGMENTS, "horizon": STEPS, "epochs": 2, "minibatches": 2}
     coef = {name: jnp.float32(value) for name, value in {**COEF, "learning_rate": 0.01, "entropy_coef": 0.1}.items()}
     algorithm, other = algorithm_of(**settings, policy_updates=2), ppo.Algorithm(ppo.Config(**settings), network)
-    found, metrics = compiled(algorithm)(algorithm.init(params), lived(), coef, jax.random.key(7))
+    found, metrics = compiled(algorithm)(begun(algorithm, params), lived(), coef, jax.random.key(7))
     key = jax.random.split(jax.random.key(7))[0]
-    expected, watched = compiled(other)(other.init(params), lived(), coef, key)
+    expected, watched = compiled(other)(begun(other, params), lived(), coef, key)
     for one, same in (
         (found.params, expected.params),
         (found.optimiser, expected.optimiser),
@@ -132,7 +133,7 @@ def test_members_of_a_population_have_their_phases_when_they_are_due(torso):
     learned = jax.jit(jax.vmap(lambda one: algorithm.learn(one, made_up(torso), coef, jax.random.key(3))))(stacked)
     for index in range(2):
         assert_params_close(jax.tree.map(lambda x, index=index: x[index], learned), alone[index])
-    assert learned[0].memory.filled.tolist() == [1, 0]
+    assert learned[0].auxiliary.filled.tolist() == [1, 0]
     assert identical(alone[0][0].params, params)
     assert not identical(alone[1][0].params, params)
 
@@ -190,7 +191,7 @@ def test_gradient_steps_are_those_worked_out_by_hand():
     learners, _ = updates(algorithm, [rollout], params, auxiliary_learning_rate=0.3, clone_coef=2.0)
     expected, head = by_hand(params, rollout, rate=0.3, clone_coef=2.0, steps=4)
     assert_params_close(learners[1].params, expected)
-    assert_params_close(learners[1].memory.head, head)
+    assert_params_close(learners[1].auxiliary.head, head)
     # Each of the two is seen: without them the result is another one.
     for other in (by_hand(params, rollout, 0.3, 0.0, 4)[0], by_hand(params, rollout, 0.3, 2.0, 3)[0]):
         with pytest.raises(AssertionError):
@@ -202,7 +203,7 @@ def test_the_gradient_of_a_phase_is_clipped_as_that_of_an_update():
     algorithm = algorithm_of(optimiser="sgd")
     (_, after), _ = updates(algorithm, [made_up()], params, auxiliary_learning_rate=1.0, max_grad_norm=1e-3)
     moved = jax.tree.map(lambda x, y: float(jnp.sum((x - y) ** 2)), after.params, params)
-    length = sum(jax.tree.leaves(moved)) + sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(after.memory.head))
+    length = sum(jax.tree.leaves(moved)) + sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(after.auxiliary.head))
     assert np.sqrt(length) == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -314,7 +315,7 @@ def test_in_a_shared_torso_the_value_head_is_the_auxiliary_one():
         gradients = jax.jit(jax.grad(loss))(expected, before)
         expected = jax.tree.map(lambda x, slope: x - 0.3 * slope, expected, gradients)
     learners, _ = updates(algorithm, [rollout], params, auxiliary_learning_rate=0.3, clone_coef=3.0)
-    assert learners[1].memory.head == ()
+    assert learners[1].auxiliary.head == ()
     assert_params_close(learners[1].params, expected)
 
 
@@ -351,6 +352,6 @@ def test_there_is_room_for_every_agent(begin, advance):
     run = advance(begin("ppg", "Swarm-v0", num_envs=2), 4)
     agents = run.program.env.num_agents
     assert agents > 1
-    assert run.state.learner.memory.kept.target.shape == (2, 8, 2 * agents)
+    assert run.state.learner.memory.target.shape == (2, 8, 2 * agents)
     assert run.metrics["auxiliary/loss"][-1] > 0
     assert run.metrics["auxiliary/kl"][-1] < 0.5

@@ -14,7 +14,7 @@ from lehr.cli import main
 from lehr.errors import InputError
 from lehr.maths import sequences
 from lehr.networks import NetworkConfig
-from lehr.training.plan import make_plan
+from lehr.training.plan import make_plan, settings_classes
 from tests.algorithms.rollouts import (
     SEGMENTS,
     STEPS,
@@ -266,7 +266,7 @@ def test_without_a_memory_it_is_refused(torso):
 def test_what_is_given_holds_above_the_defaults(tmp_path):
     file = tmp_path / "settings.yaml"
     config.to_yaml(file, {"torso": "lstm"})
-    given = config.merge(config.from_yaml(file), {"recurrent-size": 8})
+    given = config.merge(settings_classes("recurrent_ppo"), config.from_yaml(file), {"recurrent-size": 8})
     assert make_plan("recurrent_ppo", given).network == recurrent_ppo.NetworkConfig(torso="lstm", recurrent_size=8)
 
 

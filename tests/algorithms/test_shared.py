@@ -25,10 +25,11 @@ from lehr.envs.builtin.probes import (
     Truncated,
 )
 from lehr.errors import InputError
-from lehr.schedules import COEFFICIENTS, env_steps, schedule
+from lehr.schedules import env_steps, schedule
 from lehr.schedules.bundle import bundle, population
 from lehr.training import iteration as core
-from lehr.training.iteration import chunk, iteration, metric_names
+from lehr.training.iteration import iteration
+from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Rollout
 
 pytestmark = pytest.mark.parametrize("algorithm", algorithms.names())
@@ -195,12 +196,12 @@ def test_a_run_is_traced_once_and_its_updates_in_pieces_are_the_same_updates(alg
         begun = begin(algorithm, "CartPole-v1", seed=3)
         state, metrics = begun.state, []
         for count in counts:
-            state, rows = advance(begun.coefficients, state, jnp.int32(count))
+            state, rows = advance(state, jnp.int32(count))
             metrics.append(np.asarray(rows)[:count])
         return state, np.concatenate(metrics)
 
     counted = count_traces(partial(chunk, begin(algorithm, "CartPole-v1").program, 8))
-    advance = jax.jit(counted, donate_argnums=1, compiler_options=quickly)
+    advance = jax.jit(counted, donate_argnums=0, compiler_options=quickly)
     whole, pieces = run(6), run(2, 1, 3)
     assert int(whole[0].updates) == 6
     assert identical(whole, pieces)
@@ -225,8 +226,8 @@ def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algor
     given, updates, total = every_coefficient(algorithm), 12, 12 * 64
     run = begin(algorithm, "CartPole-v1", total_steps=total, **everything_on.get(algorithm, {}), **given)
     # Compiled as in training, without options: the last bit depends on them.
-    _, rows = jax.jit(partial(chunk, run.program, updates))(run.coefficients, run.state, jnp.int32(updates))
-    metrics = dict(zip(metric_names(run.program, run.coefficients, run.state), np.asarray(rows).T, strict=True))
+    _, rows = jax.jit(partial(chunk, run.program, updates))(run.state, jnp.int32(updates))
+    metrics = dict(zip(metric_names(run.program, run.state), np.asarray(rows).T, strict=True))
     assert {f"coef/{name}" for name in given} == {name for name in metrics if name.startswith("coef/")}
     clock = env_steps(jnp.arange(updates, dtype=jnp.uint32), run.program.steps_per_update)
     for name, text in given.items():
@@ -249,11 +250,14 @@ def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
     run = begin(algorithm, "CartPole-v1", **everything_on.get(algorithm, {}), **every_coefficient(algorithm))
     counted = count_traces(partial(chunk, run.program, 4))
     advance = jax.jit(counted, compiler_options=quickly)
-    before, _ = advance(coefficients(), run.state, jnp.int32(4))
+
+    def learned_with(**scaled):
+        return advance(run.state._replace(coefficients=coefficients(**scaled)), jnp.int32(4))[0].learner.params
+
+    before = learned_with()
     unchanged = []
     for name in every_coefficient(algorithm):
-        after, _ = advance(coefficients(scale=1e-4, only=name), run.state, jnp.int32(4))
-        if identical(before.learner.params, after.learner.params):
+        if identical(before, learned_with(scale=1e-4, only=name)):
             unchanged.append(name)
     assert unchanged == []
     assert counted.traces == 1
@@ -261,7 +265,7 @@ def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
 
 def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(algorithm, begin):
     for field in describe(algorithms.find(algorithm).Config):
-        if field.is_coefficient and np.isfinite(COEFFICIENTS[field.name].least):
+        if field.is_coefficient and np.isfinite(field.coefficient.minimum):
             with pytest.raises(InputError, match=f"{field.name} is .* must stay in"):
                 begin(algorithm, "CartPole-v1", **{field.name: "0.5 -> -0.5"})
 
@@ -333,24 +337,27 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
     runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
     together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
     found = [coefficients_of(configs(algorithm, {"learning_rate": text})[0], 10_000) for text in schedules]
-    used = runs[0].coefficients.names
+    used = runs[0].state.coefficients.names
     coefficients = population([{name: given[name] for name in used} for given in found])
 
-    states = stacked([run.state for run in runs])
+    bare = [run.state._replace(coefficients=()) for run in runs]
+    states = stacked(bare)._replace(coefficients=coefficients)
     for _ in range(3):
-        states, metrics = together(coefficients, states)
+        states, metrics = together(states)
     for index, run in enumerate(runs):
         alone = advance(run, 3)
         found, expected = (
-            (state.learner, state.actor, state.updates) for state in (member(states, index), alone.state)
+            (state.learner, state.actor, state.updates)
+            for state in (member(states._replace(coefficients=()), index), alone.state)
         )
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), found, expected)
         for name, column in alone.metrics.items():
             np.testing.assert_allclose(metrics[name][index], column[-1], rtol=1e-2, atol=1e-4, err_msg=name)
     assert len(np.unique(metrics[f"coef/{rates.get(algorithm, 'learning_rate')}"])) == 3
 
-    before = stacked([runs[0].state, poisoned(runs[1], 0).state, runs[2].state])
-    after, metrics = together(coefficients, before)
+    bare[1] = poisoned(runs[1], 0).state._replace(coefficients=())
+    before = stacked(bare)._replace(coefficients=coefficients)
+    after, metrics = together(before)
     assert metrics["update/rejected"].tolist() == [0, 1, 0]
     kept = [identical(member(before.learner, index), member(after.learner, index)) for index in range(3)]
     assert kept == [False, True, False]

@@ -14,6 +14,7 @@ from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
 from tests.algorithms.rollouts import (
     assert_steps_not_taken_teach_nothing,
+    begun,
     learned_from,
     lived,
     made_up,
@@ -268,7 +269,7 @@ def test_values_are_fitted_without_touching_the_policy_and_the_other_way_round(t
 def test_actor_and_critic_must_not_share_a_torso():
     network, params = actor_critic(Box(-1, 1, (3,)), Discrete(3), NetworkConfig(shared=True), jax.random.key(0))
     with pytest.raises(InputError, match="share one torso, but this algorithm changes one without the other; set"):
-        algorithm_of(network).init(params)
+        begun(algorithm_of(network), params)
 
 
 @pytest.mark.parametrize("torso", ["mlp", "gru"])

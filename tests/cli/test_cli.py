@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import lehr
+from lehr.algorithms.vocabulary import coefficients
 from lehr.cli import COMMANDS, main
 from lehr.envs import ADAPTERS
-from lehr.schedules import COEFFICIENTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs" / "schedules.md"]
@@ -212,7 +212,7 @@ def test_schedule_mistakes(capsys, words, message):
 
 def test_list_coefficients(capsys):
     rows = table(run(capsys, "list", "coefficients"), "name")
-    assert [row[0] for row in rows] == list(COEFFICIENTS)
+    assert [row[0] for row in rows] == list(coefficients())
     assert rows[1] == [
         "entropy_coef",
         "ent_coef, entropy_cost, entropy_coeff",

@@ -16,8 +16,8 @@ import pytest
 
 import lehr
 from lehr import algorithms, config
+from lehr.algorithms.vocabulary import coefficient, coefficients
 from lehr.networks import NetworkConfig
-from lehr.schedules import COEFFICIENTS, coefficient
 from lehr.training.plan import RunConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -193,7 +193,7 @@ def test_our_half_of_the_same_training(title, tmp_path, monkeypatch):
 
 def test_every_coefficient_in_the_text_is_one():
     given = re.findall(r'`(\w+)="([^"`]+)"`', MIGRATION)
-    texts = [(name, text) for name, text in given if name in COEFFICIENTS]
+    texts = [(name, text) for name, text in given if name in coefficients()]
     assert len(texts) >= 3
     for name, text in texts:
         coefficient(name).check(lehr.schedule(text, 1_000_000))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import lehr
+from lehr.algorithms.vocabulary import coefficient, coefficients
 from lehr.compat.rllib import NAMES, Scheduling, schedules
-from lehr.schedules import COEFFICIENTS, coefficient
 
 
 def theirs(module):
@@ -228,7 +228,7 @@ def test_every_name_of_lehrs_stands_for_theirs(name):
     own = coefficient(name).name
     assert NAMES[own] == name
     assert hasattr(ppo.PPOConfig(), name)
-    for known in (name, own, *COEFFICIENTS[own].aliases):
+    for known in (name, own, *coefficients()[own].aliases):
         assert list(schedules(**{known: 0.5}).schedules) == [name]
 
 

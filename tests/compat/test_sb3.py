@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import lehr
+from lehr.algorithms.vocabulary import coefficient, coefficients
 from lehr.compat.sb3 import ATTRIBUTES, ScheduleCallback
-from lehr.schedules import COEFFICIENTS, coefficient
 
 
 def theirs(module):
@@ -220,7 +220,7 @@ def test_a_coefficient_is_whatever_a_schedule_is(spec):
 def test_every_name_of_lehrs_stands_for_theirs(attribute):
     own = coefficient(attribute).name
     assert ATTRIBUTES[own] == attribute
-    for name in (attribute, own, *COEFFICIENTS[own].aliases):
+    for name in (attribute, own, *coefficients()[own].aliases):
         assert list(ScheduleCallback(**{name: 0.5})._given) == [attribute]
 
 

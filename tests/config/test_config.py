@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import optax
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lehr.algorithms.settings import ClippedSettings
 from lehr.config import (
     Coef,
     add_flags,
@@ -30,16 +31,17 @@ from lehr.config import (
 )
 from lehr.errors import InputError
 from lehr.networks.actor_critic import NetworkConfig
-from lehr.schedules import Controller, coefficient_schedule, constant, linear, plateau, schedule
+from lehr.schedules import Coefficient, Controller, coefficient_schedule, constant, linear, plateau, schedule
 
 TOTAL = 1000
+ENTROPY = ("ent_coef", "entropy_cost", "entropy_coeff")
 
 
 @dataclass(frozen=True)
 class Base:
     """What every algorithm has."""
 
-    learning_rate: Coef = 2.5e-4
+    learning_rate: Annotated[Coef, Coefficient(("lr", "alpha_lr"))] = 2.5e-4
     """Step size of the optimiser."""
     seed: int = 0
     """Where randomness comes from."""
@@ -54,13 +56,13 @@ class Algorithm(Base):
         "puffer": {"optimiser": "muon", "learning_rate": 0.015, "learning_rate_schedule": "cosine", "sizes": (128,)},
     }
 
-    entropy_coef: Coef = 0.01
+    entropy_coef: Annotated[Coef, Coefficient(ENTROPY)] = 0.01
     """Weight of the entropy bonus; 20% of the loss
     at most."""
-    discount: Coef = 0.99
-    clip_range: Coef = "0.2 -> 0.1"
+    discount: Annotated[Coef, Coefficient(("gamma", "discounting"), maximum=1.0)] = 0.99
+    clip_range: Annotated[Coef, Coefficient(("clip_coef",), open_minimum=True)] = "0.2 -> 0.1"
     """How far the ratio may leave 1."""
-    target_kl: Coef | None = None
+    target_kl: Annotated[Coef, Coefficient(("kl_target",), open_minimum=True)] | None = None
     """Divergence at which an update stops."""
     num_minibatches: int = 4
     """Minibatches per epoch."""
@@ -258,7 +260,7 @@ def test_an_unknown_key_names_the_nearest(key, advice):
 
 def test_a_setting_of_another_library_that_looks_like_ours_is_told_apart():
     with pytest.raises(InputError, match="no setting 'vf_clip_param': it is RLlib's largest squared error of a value"):
-        build([Algorithm], {"vf_clip_param": 10})
+        build([ClippedSettings], {"vf_clip_param": 10})
 
 
 @pytest.mark.parametrize("key", ["discount_schedule", "gamma"])
@@ -293,7 +295,7 @@ def test_static_fields_have_neither_schedules_nor_aliases(key):
 )
 def test_two_spellings_at_once_say_which_to_remove(keys, sentence):
     fails(sentence, build, [Algorithm], dict.fromkeys(keys, "1"))
-    fails(sentence, merge, dict.fromkeys(keys, "1"), {})
+    fails(sentence, merge, [Algorithm], dict.fromkeys(keys, "1"), {})
 
 
 def test_names_that_clash_are_the_programmer_s_mistake():
@@ -456,7 +458,7 @@ shapes = st.sampled_from(
     ]
 )
 ramps = st.sampled_from([None, 0, 10, "100", "20%"])
-Entropy = make_dataclass("Entropy", [("entropy_coef", Coef | None, None)], frozen=True)
+Entropy = make_dataclass("Entropy", [("entropy_coef", Annotated[Coef, Coefficient(ENTROPY)] | None, None)], frozen=True)
 
 
 @given(values, shapes, ramps)
@@ -469,7 +471,7 @@ def test_the_three_keys_mean_what_coefficient_schedule_makes_of_them(value, shap
         return coefficients(build([Entropy], keys)[0], TOTAL)["entropy_coef"]
 
     try:
-        expected = coefficient_schedule("entropy_coef", keys, TOTAL)
+        expected = coefficient_schedule(Coefficient(ENTROPY, name="entropy_coef"), keys, TOTAL)
     except InputError:
         with pytest.raises((InputError, KeyError)):
             found()
@@ -510,17 +512,43 @@ def test_coefficients_are_checked_by_name():
         coefficients(algorithm(ent_coef_warmup_steps=2000, ent_coef_schedule="linear"), TOTAL)
 
 
-def test_a_coefficient_that_the_table_lacks_is_the_programmer_s_mistake():
-    unknown = make_dataclass("Unknown", [("courage", Coef, 1.0)], frozen=True)
-    sentence = "Unknown.courage is a Coef, but COEFFICIENTS in lehr.schedules has no 'courage'; add it there."
-    for call in (describe, lambda cls: build([cls], {}), lambda cls: coefficients(cls(), TOTAL)):
-        with pytest.raises(TypeError, match=sentence):
-            call(unknown)
+def test_a_coefficient_is_declared_at_its_field_alone():
+    made = make_dataclass(
+        "Made", [("courage", Annotated[Coef, Coefficient(("nerve",), maximum=2.0)], 1.0)], frozen=True
+    )
+    (config,) = build([made], {"nerve": "2 -> 1"})
+    assert coefficients(config, TOTAL)["courage"](TOTAL) == 1
+    fails(
+        "courage is '3', which reaches 3; it must stay in [0, 2] at every step.", coefficients, made(courage=3), TOTAL
+    )
+
+
+def test_a_subclass_that_changes_a_default_keeps_range_names_and_meaning():
+    child = make_dataclass("Child", [("discount", Coef, 0.5)], bases=(Algorithm,), frozen=True)
+    (found,) = [field for field in describe(child) if field.name == "discount"]
+    assert found.default == 0.5
+    assert found.aliases == ("gamma", "discounting")
+    fails(
+        "discount is '2', which reaches 2; it must stay in [0, 1] at every step.",
+        coefficients,
+        child(discount=2),
+        TOTAL,
+    )
+
+
+def test_without_a_declaration_a_coefficient_is_0_or_more():
+    made = make_dataclass("Made", [("courage", Coef, 1.0)], frozen=True)
+    fails(
+        "courage is '-1', which reaches -1; it must stay in [0, ∞) at every step.",
+        coefficients,
+        made(courage=-1),
+        TOTAL,
+    )
 
 
 @pytest.mark.parametrize("kind", [dict, int | str, tuple[int, int], list[int], Any])
 def test_a_type_that_configs_do_not_hold_is_the_programmer_s_mistake(kind):
-    with pytest.raises(TypeError, match=r"^Odd.thing is annotated with .*; a config holds Coef, bool, int"):
+    with pytest.raises(TypeError, match=r"^Odd.thing is annotated with .*; a config holds Coef, Plugin, bool, int"):
         describe(make_dataclass("Odd", [("thing", kind)]))
 
 
@@ -587,7 +615,7 @@ def test_one_preset_may_set_fields_of_two_classes():
     ],
 )  # fmt: skip
 def test_what_is_above_overrides_what_is_below(below, above, merged):
-    assert merge(below, above) == merged
+    assert merge([Algorithm], below, above) == merged
 
 
 # Round trips -------------------------------------------------------------------------------------------------------
@@ -650,7 +678,7 @@ def test_a_function_must_be_given_again(function):
         [Algorithm],
         mapping,
     )
-    assert build([Algorithm], merge(mapping, {"ent_coef": decay})) == (Algorithm(entropy_coef=decay),)
+    assert build([Algorithm], merge([Algorithm], mapping, {"ent_coef": decay})) == (Algorithm(entropy_coef=decay),)
 
 
 # YAML --------------------------------------------------------------------------------------------------------------
@@ -831,7 +859,7 @@ def test_the_command_line_goes_over_the_file_over_the_preset(written):
         "preset: puffer\nenv: CartPole-v1\nent_coef: 0.1\nent_coef_schedule: linear\nlr_schedule: linear\nsizes: [8]\n"
     )
     words = ["--entropy-coef", "0.2", "--sizes", "16,16", "--no-value-clipping"]
-    run, config = build([Run, Algorithm], merge(from_yaml(path), flags(*words)))
+    run, config = build([Run, Algorithm], merge([Run, Algorithm], from_yaml(path), flags(*words)))
     assert run == Run("CartPole-v1")
     assert config == Algorithm(
         learning_rate="0.015 -> 0",

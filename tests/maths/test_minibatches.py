@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from lehr.errors import InputError
-from lehr.maths.minibatches import flat, permutation, priorities, prioritised, segments, shuffled, take
+from lehr.maths.minibatches import MinibatchSource, permutation, priorities, prioritised, shuffled_epochs, take
 
 PRIORITIES = jnp.array([0.5, 4.0, 1.0, 2.0, 3.0])
 LEAST_P = 1e-3
@@ -32,8 +32,18 @@ def draw(exponent=0.7, beta=0.4, *, count=20_000, size=3, replace=False, seed=0,
     return tuple(map(np.asarray, sample(jax.random.key(seed), values, exponent, beta, count, size, replace)))
 
 
+def minibatches(kind, count, epochs=1):
+    """The data of all minibatches of a source, stacked; with the carry of each, which names its segments."""
+    source = MinibatchSource(kind, rollout(), jnp.arange(6), epochs, count, jax.random.key(0))
+    drawn, _ = source.draws()
+    taken = [source.take(indices, ()) for indices in drawn]
+    assert all(one.weights is None for one in taken)
+    return jax.tree.map(lambda *parts: jnp.stack(parts), *(one.data for one in taken)), [one.carry for one in taken]
+
+
 def test_flat_minibatches_hold_every_step_once():
-    batches = flat(jax.random.key(0), rollout(), count=3)
+    batches, carries = minibatches("flat", count=3)
+    assert all(carry.shape == (6,) for carry in carries)
     assert batches["time"].shape == (3, 8)
     assert batches["pair"].shape == (3, 8, 2)
     np.testing.assert_array_equal(batches["pair"][..., 0], batches["time"])
@@ -43,18 +53,22 @@ def test_flat_minibatches_hold_every_step_once():
 
 
 def test_segments_stay_whole_and_in_order():
-    batches = segments(jax.random.key(0), rollout(), count=2)
+    batches, carries = minibatches("segments", count=2)
     assert batches["pair"].shape == (2, 4, 3, 2)
     np.testing.assert_array_equal(batches["time"], np.arange(4)[None, :, None] * np.ones((2, 1, 3)))
     environments = np.asarray(batches["pair"][..., 1])
     assert (environments == environments[:, :1]).all()
     assert sorted(environments[:, 0].ravel().tolist()) == list(range(6))
+    np.testing.assert_array_equal(environments[:, 0], np.stack(carries), err_msg="each has the memory it began with")
 
 
-def test_segments_are_taken_by_their_indices():
-    indices = shuffled(jax.random.key(0), 6, count=2)
-    batches = segments(jax.random.key(0), rollout(), count=2)
-    np.testing.assert_array_equal(take(rollout(), indices[1], axis=1)["pair"], batches["pair"][1])
+def test_every_epoch_has_an_order_of_its_own():
+    batches, _ = minibatches("segments", count=2, epochs=2)
+    first, second = np.asarray(batches["pair"][:, 0, :, 1]).reshape(2, 6)
+    assert sorted(first) == sorted(second) == list(range(6))
+    assert first.tolist() != second.tolist()
+    orders = shuffled_epochs(jax.random.split(jax.random.key(0))[0], 6, count=2, epochs=2)
+    np.testing.assert_array_equal(take(rollout(), orders[1], axis=1)["pair"], batches["pair"][1])
 
 
 def test_every_permutation_is_equally_likely():
@@ -75,7 +89,7 @@ def test_a_long_permutation_mixes_from_end_to_end():
 @pytest.mark.parametrize("count", [0, 5])
 def test_minibatches_must_be_equal(count):
     with pytest.raises(InputError, match=f"24 samples cannot be cut into {count} equal minibatches; choose a divisor"):
-        flat(jax.random.key(0), rollout(), count)
+        MinibatchSource("flat", rollout(), (), 1, count, jax.random.key(0)).draws()
 
 
 def test_priorities_sum_the_size_of_advantages():

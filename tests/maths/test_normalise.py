@@ -14,7 +14,7 @@ from lehr.maths.normalise import (
     initial_statistics,
     normalise,
     scale_rewards,
-    update,
+    update_statistics,
 )
 
 
@@ -35,7 +35,7 @@ def test_batches_of_any_leading_axes_add_up_to_the_whole(offset, spread):
     batches = [rng.normal(offset, spread, (*leading, 3)).astype(np.float32) for leading in [(), (5,), (2, 7), (400,)]]
     stats = initial_statistics(batches[0])
     for batch in batches:
-        stats = update(stats, jnp.asarray(batch))
+        stats = update_statistics(stats, jnp.asarray(batch))
     whole = np.concatenate([batch.reshape(-1, 3) for batch in batches]).astype(np.float64)
     assert count_of(stats) == len(whole)
     np.testing.assert_allclose(stats.mean, whole.mean(axis=0), rtol=1e-6, atol=1e-6 * spread)
@@ -49,7 +49,7 @@ def test_only_floating_leaves_have_statistics():
         "pixels": jnp.full((2, 4, 4), 200, jnp.uint8),
         "level": jnp.array([7, 9]),
     }
-    stats = update(initial_statistics(sample), batch)
+    stats = update_statistics(initial_statistics(sample), batch)
     assert count_of(stats) == 2
     assert stats.mean["speed"].tolist() == [2.0, 4.0]
     assert stats.variance["speed"].tolist() == [1.0, 4.0]
@@ -79,7 +79,7 @@ def test_normalised_values_are_clipped_and_come_back():
 def test_the_count_neither_stalls_nor_overflows(count):
     """In float32, 10^11 + 1 is 10^11, and so is 2^24 + 1."""
     stats = after(count, 0.0, 1.0)
-    step = jax.jit(update)
+    step = jax.jit(update_statistics)
     for _ in range(5):
         stats = step(stats, jnp.zeros(1))
     assert count_of(stats) == count + 5
@@ -89,7 +89,7 @@ def test_the_count_neither_stalls_nor_overflows(count):
 def test_a_batch_weighs_its_share_after_1e11_samples():
     """100 batches of 10^6 samples, of mean 1 and variance 4, on top of 10^11 of mean 0 and variance 1."""
     stats, batch = after(10**11, 0.0, 1.0), jnp.array([3.0, -1.0])
-    step = jax.jit(lambda stats: update(stats, jnp.broadcast_to(batch, (500_000, 2))))
+    step = jax.jit(lambda stats: update_statistics(stats, jnp.broadcast_to(batch, (500_000, 2))))
     for _ in range(100):
         stats = step(stats)
     share = 10**8 / (10**11 + 10**8)
@@ -100,28 +100,28 @@ def test_a_batch_weighs_its_share_after_1e11_samples():
 
 def test_the_variance_does_not_drift_over_many_updates_at_a_great_count():
     batch = jnp.array([1.0, -1.0])
-    many = jax.jit(lambda stats: jax.lax.fori_loop(0, 10_000, lambda _, stats: update(stats, batch), stats))
+    many = jax.jit(lambda stats: jax.lax.fori_loop(0, 10_000, lambda _, stats: update_statistics(stats, batch), stats))
     stats = many(after(10**11, 0.0, 1.0))
     np.testing.assert_allclose([stats.mean, stats.variance], [0.0, 1.0], atol=1e-5)
 
 
 def test_a_broken_sample_spoils_nothing():
-    stats = update(initial_statistics(jnp.zeros(2)), jnp.array([[1.0, 1.0], [3.0, 3.0]]))
-    broken = update(stats, jnp.array([[jnp.nan, 5.0], [1.0, 5.0]]))
+    stats = update_statistics(initial_statistics(jnp.zeros(2)), jnp.array([[1.0, 1.0], [3.0, 3.0]]))
+    broken = update_statistics(stats, jnp.array([[jnp.nan, 5.0], [1.0, 5.0]]))
     assert broken.mean.tolist() == [2.0, 3.5]
     assert broken.variance[0] == 1.0
-    assert update(stats, jnp.full((1, 2), jnp.inf)).mean.tolist() == [2.0, 2.0]
+    assert update_statistics(stats, jnp.full((1, 2), jnp.inf)).mean.tolist() == [2.0, 2.0]
 
 
 def test_leaves_must_agree_on_their_batch_axes():
     stats = initial_statistics((jnp.zeros(2), jnp.zeros(())))
     with pytest.raises(ValueError, match=r"batch axes \[\(3,\), \(4,\)\]; give all of them the same"):
-        update(stats, (jnp.zeros((3, 2)), jnp.zeros(4)))
+        update_statistics(stats, (jnp.zeros((3, 2)), jnp.zeros(4)))
 
 
 def test_members_of_a_population_keep_their_own_statistics():
     samples = jnp.arange(12.0).reshape(2, 6)
-    stats = jax.vmap(lambda x: update(initial_statistics(x[0]), x))(samples)
+    stats = jax.vmap(lambda x: update_statistics(initial_statistics(x[0]), x))(samples)
     np.testing.assert_allclose(stats.mean, samples.mean(axis=1))
     np.testing.assert_array_equal(stats.samples, 6.0)
 
@@ -183,11 +183,11 @@ def test_statistics_are_a_pytree_of_arrays():
 def test_samples_that_do_not_count_change_nothing():
     rng = np.random.default_rng(3)
     batch, valid = rng.normal(3.0, 2.0, size=(6, 5, 2)).astype(np.float32), rng.random((6, 5)) < 0.6
-    stats = update(initial_statistics(jnp.zeros(2)), jnp.asarray(batch), jnp.asarray(valid))
+    stats = update_statistics(initial_statistics(jnp.zeros(2)), jnp.asarray(batch), jnp.asarray(valid))
     chosen = batch[valid]
     assert float(stats.samples) == len(chosen)
     np.testing.assert_allclose(stats.mean, chosen.mean(0), rtol=1e-5)
     np.testing.assert_allclose(stats.variance, chosen.var(0), rtol=1e-5)
-    same = update(stats, jnp.asarray(batch), jnp.zeros((6, 5), bool))
+    same = update_statistics(stats, jnp.asarray(batch), jnp.zeros((6, 5), bool))
     np.testing.assert_array_equal(same.mean, stats.mean)
     np.testing.assert_array_equal(same.variance, stats.variance)

@@ -17,7 +17,6 @@ from lehr.schedules import (
     plateau,
     polynomial,
     repeat,
-    resolve_coefficient,
     schedule,
     stack,
     target_entropy,
@@ -202,10 +201,6 @@ OTHERS = [
         "looks at the metric 'episode/return', which is not measured; did you mean 'episode/returns'?",
     ),
     (lambda: stack([linear(1, 0)]), "Schedule 1 of a stack, '1 -> 0', is not bound; call bind(total_steps) first."),
-    (
-        lambda: resolve_coefficient("entropy", {}, 0, 1),
-        "There is no coefficient 'entropy'; did you mean 'entropy_coef'?",
-    ),
 ]
 
 

@@ -65,7 +65,7 @@ def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(lag, overlap):
     """The log probabilities of each rollout are those of the parameters it should have been made with."""
     settings = {**SMALL, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
     plan = make_plan("appo", {**settings, "lag": 1}) if lag else make_plan("ppo", settings)
-    runner = HostRunner(plan.program, plan.coefficients, plan.state, overlap, warn=print)
+    runner = HostRunner(plan.program, plan.state, overlap, warn=print)
     runner.compile(plan.state)
     rollouts = []
     collect = runner._collect
@@ -137,7 +137,7 @@ def test_after_a_restart_acting_begins_with_what_the_environments_show(overlap, 
     plan = make_plan("ppo", settings | {"env_parameters": {"autoreset": "same_step"}, "normalise_rewards": True})
 
     def make_runner():
-        runner = HostRunner(plan.program, plan.coefficients, plan.state, overlap, warn=lambda text: None)
+        runner = HostRunner(plan.program, plan.state, overlap, warn=lambda text: None)
         runner.compile(plan.state)
         return runner
 

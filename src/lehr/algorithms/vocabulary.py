@@ -61,7 +61,12 @@ def coefficient_schedule(name: str, config: Mapping[str, Any], total_steps: floa
     >>> coefficient_schedule("gamma", {"gamma": "0.9 -> 0.99"}, 1000)(1000)
     0.99
     """
-    return keys.coefficient_schedule(coefficient(name), config, total_steps, spellings)
+    return keys.coefficient_schedule(coefficient(name), config, total_steps, _not_misspelled)
+
+
+def _not_misspelled() -> list[str]:
+    """All names of coefficients, and those that only look like one."""
+    return [*spellings(), *(name for entry in coefficients().values() for name, _ in entry.others)]
 
 
 def resolve_coefficient(name: str, config: Mapping[str, Any], step: Any, total_steps: float) -> Any:

@@ -14,7 +14,8 @@ from lehr.envs.suites import gymnax as adapter
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.spaces import Box, Dict, Discrete
-from lehr.training.iteration import assemble, chunk, metric_names
+from lehr.training.program import assemble
+from lehr.training.runners.device import chunk, metric_names
 from tests.small import SMALL
 
 gymnax = pytest.importorskip("gymnax")
@@ -297,8 +298,8 @@ def test_breakout_is_learned():
     """Chance breaks 0.4 bricks; four seeds broke 5.7 to 6.5."""
     total_steps = 65_536
     config, network_config = build([ppo.Config, NetworkConfig], BREAKOUT)
-    program, coefficients, state = assemble("ppo", "gymnax:Breakout-MinAtar", config, network_config, total_steps, 0)
+    program, state = assemble("ppo", "gymnax:Breakout-MinAtar", config, network_config, total_steps, 0)
     updates = total_steps // program.steps_per_update
-    column = metric_names(program, coefficients, state).index("episode/return")
-    _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=1)(coefficients, state, jnp.int32(updates))
+    column = metric_names(program, state).index("episode/return")
+    _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=0)(state, jnp.int32(updates))
     assert np.nanmean(np.asarray(rows)[-updates // 10 :, column]) >= 4

@@ -1,21 +1,23 @@
-"""The table of coefficients, and a config's value for one."""
+"""All coefficients by their names, and a config's value for one."""
 
 import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
-from lehr.errors import InputError
-from lehr.schedules import (
-    COEFFICIENTS,
+from lehr.algorithms.vocabulary import (
     coefficient,
-    linear,
+    coefficients,
     resolve_coefficient,
     resolve_entropy_coefficient,
-    schedule,
+    spellings,
 )
+from lehr.errors import InputError
+from lehr.schedules import linear, schedule
 
 TOTAL = 1000
 
@@ -160,19 +162,33 @@ def test_inside_a_compiled_program():
 
 
 def test_the_table_is_sound():
-    names = [name for entry in COEFFICIENTS.values() for name in (entry.name, *entry.aliases)]
-    assert len(names) == len(set(names))
+    assert len(spellings()) == len(set(spellings()))
     asked_for = "entropy_coef value_coef learning_rate clip_range value_clip_range discount gae_lambda rho_clip c_clip"
     asked_for += " priority_exponent importance_exponent max_grad_norm target_kl"
-    assert set(asked_for.split()) <= set(COEFFICIENTS)
-    for entry in COEFFICIENTS.values():
+    assert set(asked_for.split()) <= set(coefficients())
+    for entry in coefficients().values():
         assert entry.description
-        assert entry.least < entry.most
-        inside = entry.least + 0.5 * (min(entry.most, 1.0) - entry.least)
+        assert entry.minimum < entry.maximum
+        inside = entry.minimum + 0.5 * (min(entry.maximum, 1.0) - entry.minimum)
         entry.check(schedule(inside))
         with pytest.raises(InputError, match=entry.name):
-            entry.check(schedule(entry.least - 0.1))
-        if not math.isinf(entry.most):
+            entry.check(schedule(entry.minimum - 0.1))
+        if not math.isinf(entry.maximum):
             with pytest.raises(InputError, match=entry.name):
-                entry.check(schedule(entry.most + 0.1))
-    assert coefficient("gamma") is COEFFICIENTS["discount"]
+                entry.check(schedule(entry.maximum + 0.1))
+    assert coefficient("gamma") is coefficients()["discount"]
+
+
+def test_an_unknown_name_is_met_with_the_nearest():
+    with pytest.raises(InputError, match=r"^There is no coefficient 'entropy'; did you mean 'entropy_coef'\?$"):
+        resolve_coefficient("entropy", {}, 0, 1)
+
+
+def test_shared_coefficients_are_looked_up_without_importing_an_algorithm():
+    """Whoever only wants a schedule in a loop of their own does not wait for networks and optimisers to be imported."""
+    code = (
+        "import sys, lehr;"
+        "assert lehr.resolve_entropy_coefficient({'ent_coef': 0.1}, 0, 10) == 0.1;"
+        "assert 'flax' not in sys.modules and 'lehr.algorithms.ppo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
