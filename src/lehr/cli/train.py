@@ -1,4 +1,4 @@
-"""`lehr train`: a new run, with settings from flags, a file, or another run."""
+"""`lehr train`: start a run, with settings from flags, a config file, or another run."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,43 +15,43 @@ from lehr.training.plan import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Where the run comes from and goes to, and a flag for each setting of the algorithm that `words` name."""
+    """Add the algorithm, where its settings come from, and a flag for each setting of the algorithm in `words`."""
     known = ", ".join(algorithms.names())
     algorithm = _algorithm(words)
     if algorithm is None and not {"-h", "--help"} & set(words):
         raise InputError(
-            "The algorithm is missing; name it first, as in 'lehr train ppo', or write 'algorithm: ppo' into the file "
-            f"of --config; known: {known}"
+            "The algorithm is missing; name it first, as in 'lehr train ppo', or set 'algorithm: ppo' in the --config "
+            f"file; known: {known}"
         )
     parser.usage = f"lehr train {algorithm or 'ALGORITHM'} [--env NAME] [--total-steps STEPS] [--SETTING VALUE ...]"
     parser.epilog = (
-        "A SCHEDULE is a number or a text such as '0.03 -> 0.001 cosine': see 'lehr schedule'. The names of other "
-        "libraries work too, such as --ent-coef and --gamma, and so do --ent-coef-schedule and "
-        "--ent-coef-warmup-steps: see 'lehr list coefficients'."
+        "A SCHEDULE is a number or a text such as '0.03 -> 0.001 cosine'; preview it with 'lehr schedule'. Names from "
+        "other libraries work too, such as --ent-coef and --gamma ('lehr list coefficients' shows them all), and so do "
+        "--ent-coef-schedule and --ent-coef-warmup-steps."
     )
     parser.add_argument(
         "algorithm",
         nargs="?",
         default=algorithm,
         metavar="ALGORITHM",
-        help=f"one of: {known}; left out, it is that of the file or of the run to begin from",
+        help=f"one of: {known} (default: the algorithm of --config or --from)",
     )
-    parser.add_argument("--config", metavar="FILE", help="settings in YAML, of the same names; flags hold above them")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings; flags override it")
     parser.add_argument(
-        "--from", dest="from_run", metavar="RUN", help="begin with the state and the settings of another run"
+        "--from", dest="from_run", metavar="RUN", help="start from the state and settings of another run"
     )
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="where all about the run is kept (default: runs/ALGORITHM-ENV-sSEED-TIME)",
+        help="where to save the run (default: runs/ALGORITHM-ENV-sSEED-TIME)",
     )
     add_trust(parser)
-    of = ["the run", *([] if algorithm is None else [algorithm]), "the network"]
-    config.add_flags(parser, _classes(algorithm), [f"settings of {name}" for name in of])
+    groups = ["run", *([] if algorithm is None else [algorithm]), "network"]
+    config.add_flags(parser, _classes(algorithm), [f"{name} settings" for name in groups])
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train, and say what came of it."""
+    """Train, and print a summary."""
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
@@ -61,9 +61,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.trust or "env" in flags:
         find_own_code()
     settings = config.merge(given, flags)
-    for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, which a key must not become
+    for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, not settings
         if name in settings:
-            raise InputError(f"The config {arguments.config} has {name!r}, which is no setting; remove it there.")
+            raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
     result = lehr.train(
         arguments.algorithm,
         run_dir=arguments.run_dir,
@@ -75,12 +75,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _classes(algorithm: str | None) -> list[type]:
-    """The classes of all settings, as `make_plan` reads them."""
+    """The config classes that `make_plan` reads."""
     return [RunConfig, *([NetworkConfig] if algorithm is None else algorithms.settings(algorithm))]
 
 
 def _algorithm(words: Sequence[str]) -> str | None:
-    """The algorithm that the first word names, or else the file, or the run to begin from."""
+    """The algorithm named by the first word, or else by the config file or the run to start from."""
     if words and not words[0].startswith("-"):
         return words[0]
     sources = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
