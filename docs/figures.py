@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages again: run each `lehr schedule ... --plot FILE` that a page shows."""
+"""Redraw the schedule plots in the docs: run every `lehr schedule ... --plot FILE` command on the pages."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "schedules.md")
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The arguments of each `lehr` command line in a page's console blocks."""
+    """The arguments of each `lehr` command in a page's console blocks."""
     blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines()]
     return [shlex.split(line)[2:] for line in lines if line.startswith("$ lehr ")]
 
 
 def draw() -> None:
-    """Run the commands that write a picture, from the root, as a reader would."""
+    """Run the commands that save a figure from the repository root, as a reader would."""
     os.chdir(ROOT)
     for page in PAGES:
         for arguments in commands(page):

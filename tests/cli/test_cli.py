@@ -1,4 +1,4 @@
-"""The command line: what it prints, its exit codes, and the pages that show it."""
+"""The command line: what it prints, and its exit codes."""
 
 import os
 import re
@@ -12,9 +12,6 @@ import lehr
 from lehr.algorithms.vocabulary import coefficients
 from lehr.cli import COMMANDS, main
 from lehr.envs import ADAPTERS
-
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "schedules.md"]
 
 
 @pytest.fixture(autouse=True)
@@ -128,14 +125,14 @@ def test_steps_alone_are_drawn_to_their_own_end(capsys):
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (["1 -> 0 over 2M", "--total", "1M"], "ends at 2M, after the budget of 1M; its last value is 0.5."),
-        (["1 until 2M, 0", "--total", "1M"], "ends at 2M, after the budget of 1M; its last value is 1."),
-        (["1 -> 0.2 over 80%", "--total", "1M"], "ends at 800k, before the budget of 1M, and holds 0.2 from there."),
-        (["1 -> 0.2 over 80%"], "ends at 80%, before the end of the budget, and holds 0.2 from there."),
+        (["1 -> 0 over 2M", "--total", "1M"], "ends at 2M, after the budget of 1M; its value at 1M is 0.5."),
+        (["1 until 2M, 0", "--total", "1M"], "ends at 2M, after the budget of 1M; its value at 1M is 1."),
+        (["1 -> 0.2 over 80%", "--total", "1M"], "ends at 800k, before the budget of 1M, and holds 0.2 from then on."),
+        (["1 -> 0.2 over 80%"], "ends at 80%, before the end of the budget, and holds 0.2 from then on."),
     ],
 )
 def test_note_on_an_end_that_is_not_the_budget(capsys, words, note):
-    assert f"Note: it {note}" in run(capsys, "schedule", *words)
+    assert f"Note: the schedule {note}" in run(capsys, "schedule", *words)
 
 
 @pytest.mark.parametrize("text", ["1 -> 0", "0.1", "1 until 20%, 0", "1 -> 0 repeat 7", "0.5 until 1M, 0"])
@@ -178,7 +175,7 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
     path = tmp_path / name
     output = run(capsys, "schedule", "warmup 5%, 1 -> 0", "0.5", "--total", "1M", "--plot", str(path))
     assert path.read_bytes().startswith(opening)
-    assert f"The picture is in {path}." in output
+    assert f"Saved the figure to {path}." in output
     if name == "a.svg":
         assert ">warmup 5%, 1 -&gt; 0<" in path.read_text(encoding="utf-8")
 
@@ -192,8 +189,8 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
         (["auto(target_entropy=0.5)"], "reacts to metrics and not to the step, so there is no curve to draw."),
         (["1 -> 0", "--total", "5%"], "--total is '5%'; give a number of env steps, for example 500k, 1M or 1e6."),
         (["1 -> 0", "--total", "0"], "total_steps is 0; the budget must be finite and above 0."),
-        (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule counts in shares of the budget alone"),
-        (["1 -> 0 over 5k", "--at", "5%"], "--at is '5%', but the schedule counts in env steps alone"),
+        (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule is in shares of the budget only"),
+        (["1 -> 0 over 5k", "--at", "5%"], "--at is '5%', but the schedule is in env steps only"),
         (["1 -> 0", "--at", "later"], "--at is 'later'; give env steps or a share of the budget"),
         (["1 -> 0", "--plot", "a.jpg"], "'a.jpg'; the name must end in .png or .svg."),
         (["1 -> 0", "--width", "0"], "A chart of 0 by 17 characters cannot be drawn"),
@@ -228,7 +225,7 @@ def test_list_alone_says_what_can_be_listed(capsys):
 def test_list_suites_names_some_environments_of_those_that_are_installed(capsys):
     rows = {row[0]: row for row in table(run(capsys, "list", "suites"), "prefix")}
     assert list(rows) == [f"{prefix}:" for prefix in ADAPTERS]
-    assert "in all" in rows["gym:"][-1]
+    assert "in total)" in rows["gym:"][-1]
     assert rows["jaxdem:"][-1].startswith("not installed: pip install")
 
 

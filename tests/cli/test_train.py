@@ -106,7 +106,7 @@ def test_train_says_what_it_does_and_what_came_of_it(trained):
     final = lehr.load(path).final
     spread = f"{final['evaluate/return']:.4g} ± {final['evaluate/return_std']:.3g}"
     assert f"greedy {spread}, sampled {final['evaluate/return_sampled']:.4g}" in out
-    assert "the mean return of 2 episodes" in out
+    assert "(mean return of 2 episodes)" in out
     assert "finished after 4.10k of 4.10k env steps\n" in out
     assert re.search(r"^time +\d+:\d\d, [\d.]+k? steps/s$", out, re.M)
     assert f"lehr resume {path} --total-steps 8192\n" in out
@@ -188,7 +188,7 @@ def test_help_has_the_docstrings_of_the_algorithms_settings(capsys, monkeypatch)
         main(["train", "ppo", "--help"])
     assert exit_.value.code == 0
     shown = capsys.readouterr().out
-    places = [shown.index(f"\nsettings of {name}:\n") for name in ("the run", "ppo", "the network")]
+    places = [shown.index(f"\n{name} settings:\n") for name in ("run", "ppo", "network")]
     assert places == sorted(places)
     for cls in (RunConfig, ppo.Config, NetworkConfig):
         for field in config.describe(cls):
@@ -231,14 +231,14 @@ def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):
         (["train", "--config"], "argument --config: expected one argument; see 'lehr train --help'."),
         (["train", "--from", "none"], "There is no run 'none', neither as a directory nor under 'runs'"),
         (["resume"], "the following arguments are required: RUN; see 'lehr resume --help'."),
-        (["resume", "--total-steps", "5k"], "'lehr resume' is followed by '--total-steps'; name the run first"),
+        (["resume", "--total-steps", "5k"], "'lehr resume' got '--total-steps' before the run; name the run first"),
         (["resume", "none"], "There is no run 'none'"),
         (["eval", "none"], "There is no run 'none'"),
         (["plot", "none"], "There is no run 'none'"),
         (["play", "none"], "There is no run 'none'"),
         (["check-env", "nowhere:Env"], "The environment 'nowhere:Env' could not be imported"),
         (["list", "rnus"], "There is no list of 'rnus'; did you mean 'runs'?"),
-        (["list", "runs"], "There is no run in 'runs'; make one with 'lehr train', or give --root."),
+        (["list", "runs"], "There are no runs in 'runs'; start one with 'lehr train', or give --root."),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -254,8 +254,8 @@ def test_mistakes(tmp_path, monkeypatch, words, message):
         ("env: CartPole-v1", "The algorithm is missing"),
         ("algorithm: 7", f"There is no algorithm '7'; known: {', '.join(algorithms.names())}"),
         ("algorithm: ppo\nentropy_cof: 1", "There is no setting 'entropy_cof'; did you mean 'entropy_coef'?"),
-        ("algorithm: ppo\nprogress_fn: print", "has 'progress_fn', which is no setting; remove it there."),
-        ("algorithm: ppo\nrun-dir: here", "has 'run_dir', which is no setting; remove it there."),
+        ("algorithm: ppo\nprogress_fn: print", "has 'progress_fn', which is not a setting; remove it."),
+        ("algorithm: ppo\nrun-dir: here", "has 'run_dir', which is not a setting; remove it."),
     ],
 )
 def test_mistakes_in_the_file(tmp_path, text, message):
@@ -385,7 +385,7 @@ def test_eval_prints_the_statistics_of_the_episodes(trained, flags):
     result = lehr.load(trained[0])
     returns, lengths = lehr.evaluate(result.policy, result.env, 5, seed=3, greedy=not flags)
     assert f"5 episodes of CartPole-v1, {'sampled' if flags else 'greedy'} actions, after 4.10k env steps" in out
-    for row, values in zip(table(out, "of the"), (returns, lengths), strict=True):
+    for row, values in zip(table(out, "mean"), (returns, lengths), strict=True):
         expected = [values.mean(), values.std(), values.min(), np.median(values), values.max()]
         assert [float(cell) for cell in row[1:]] == pytest.approx(expected, rel=1e-5)
 
@@ -394,7 +394,7 @@ def test_plot_draws_all_runs_with_the_coefficients_that_are_asked_for(trained, c
     path = tmp_path / "curve.svg"
     code, out, err = call("plot", trained[0], copied, "--out", path, "--coefficients", "ent-coef,gamma")
     assert code == 0, err
-    assert f"The picture is in {path}." in out
+    assert f"Saved the figure to {path}." in out
     drawn = path.read_text(encoding="utf-8")
     assert all(f">{word}<" in drawn for word in ("first", "copied", "entropy_coef", "discount"))
     assert ">learning_rate<" not in drawn
@@ -412,7 +412,7 @@ def test_plot_mistakes(trained, copied):
         "There is no coefficient 'entropy'; did you mean 'entropy_coef'?"
     )
     (copied / "metrics.jsonl").unlink()
-    assert mistake("plot", copied) == f"The run '{copied}' has no metrics yet; draw it after its first update."
+    assert mistake("plot", copied) == f"The run '{copied}' has no metrics yet; plot it after its first update."
 
 
 def test_play_films_the_first_episode_that_is_evaluated(trained, tmp_path):
@@ -421,7 +421,7 @@ def test_play_films_the_first_episode_that_is_evaluated(trained, tmp_path):
     assert code == 0, err
     result = lehr.load(trained[0])
     length = lehr.evaluate(result.policy, result.env, 3, seed=5).lengths[0]
-    assert out == f"An episode of {length} steps and a return of {length} is in {path}.\n"
+    assert out == f"Saved an episode of {length} steps with return {length} to {path}.\n"
     with Image.open(path) as film:
         assert 1 < film.n_frames <= length + 1  # equal frames in a row are one
 
@@ -429,7 +429,7 @@ def test_play_films_the_first_episode_that_is_evaluated(trained, tmp_path):
 def test_play_cuts_a_long_episode_and_keeps_the_film_with_the_run(copied):
     code, out, err = call("play", copied, "--max-steps", "4")
     assert code == 0, err
-    assert out == f"An episode of 4 steps and a return of 4 is in {copied / 'play.gif'}.\n"
+    assert out == f"Saved an episode of 4 steps with return 4 to {copied / 'play.gif'}.\n"
     with Image.open(copied / "play.gif") as film:
         assert film.n_frames == 5
     assert mistake("play", copied, "--max-steps", "0") == "--max-steps is 0; it must be 1 or more."
@@ -512,9 +512,9 @@ def test_doctor_tells_versions_devices_cache_and_what_is_missing(monkeypatch):
     assert re.search(r"^devices +0: \w+", out, re.M)
     assert re.search(r"^host +\d+ CPUs, [\d.]+ [MG]iB of memory$", out, re.M)
     assert re.search(r"^cache +(off|.+, \d+ files, [\d.]+ \w+)$", out, re.M)
-    assert re.search(r"gymnasium \d\S+: known$", out, re.M)
-    assert "no-such-package is missing: unknown\n" in out
-    assert re.search(r"^computation +a compiled program runs on \w+$", out, re.M)
+    assert re.search(r"gymnasium \d\S+ \(known\)$", out, re.M)
+    assert "no-such-package not installed (unknown)\n" in out
+    assert re.search(r"^self-test +passed on \w+$", out, re.M)
 
 
 def test_doctor_notices_a_device_that_computes_wrongly(monkeypatch):
@@ -525,13 +525,13 @@ def test_doctor_notices_a_device_that_computes_wrongly(monkeypatch):
 
 
 def test_check_env(tmp_path, monkeypatch):
-    assert call("check-env", "CartPole-v1") == (0, "CartPole-v1 keeps to the protocol.\n", "")
+    assert call("check-env", "CartPole-v1") == (0, "CartPole-v1 passed the environment check.\n", "")
     source = "from lehr.envs.builtin.classic import CartPole\nclass Broken(CartPole):\n    num_agents = 0\n"
     (tmp_path / "my_environments.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     code, out, _ = call("check-env", "my_environments:Broken")
     assert code == 1
-    assert out.startswith("my_environments:Broken does not keep to the protocol:\n- num_agents is 0, but must be")
+    assert out.startswith("my_environments:Broken failed the environment check:\n- num_agents is 0, but must be")
 
 
 def test_light_commands_import_nothing_heavy():

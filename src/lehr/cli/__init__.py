@@ -1,7 +1,7 @@
-"""The command line. A mistake in the input is one line and exit code 2; a failure at run time is exit code 1.
+"""The command line. Invalid input prints one line and exits with 2; a failure at run time exits with 1.
 
-Each command is a file here, imported when it is called, with two functions: `add_arguments(parser, words)`, where
-`words` are those after the command's name, and `run(arguments)`, which may return an exit code.
+Each command is a module here, imported only when it is called, with two functions: `add_arguments(parser, words)`,
+where `words` are the words after the command's name, and `run(arguments)`, which may return an exit code.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from lehr.config import refuse_unknown
 from lehr.errors import InputError, closest
 
 _INTERRUPTED = 130
-"""The exit code of a process that Ctrl-C ended, by the shell's convention."""
+"""The exit code after Ctrl-C, by shell convention."""
 
 
 class Command(NamedTuple):
-    """A subcommand: one line of help, and the module that adds its arguments and runs it."""
+    """A subcommand: its one-line help, and the module that adds its arguments and runs it."""
 
     summary: str
     module: str
@@ -28,16 +28,16 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", "lehr.cli.train"),
-    "resume": Command("go on with a run that was stopped, or extend one", "lehr.cli.resume"),
-    "eval": Command("see what the policy of a run is worth", "lehr.cli.evaluate"),
-    "plot": Command("draw the learning curves of runs", "lehr.cli.plot"),
-    "play": Command("film one episode of a run's policy", "lehr.cli.play"),
-    "schedule": Command("show schedules: phases, values and curves", "lehr.cli.schedule"),
-    "list": Command("list what there is", "lehr.cli.lists"),
-    "check-env": Command("test an environment against the protocol", "lehr.cli.check_env"),
-    "doctor": Command("tell what this installation has, and whether it works", "lehr.cli.doctor"),
+    "resume": Command("resume a stopped run, or extend a finished one", "lehr.cli.resume"),
+    "eval": Command("evaluate a run's policy", "lehr.cli.evaluate"),
+    "plot": Command("plot the learning curves of one or more runs", "lehr.cli.plot"),
+    "play": Command("record an episode of a run's policy as a GIF", "lehr.cli.play"),
+    "schedule": Command("preview schedules: phases, values and curves", "lehr.cli.schedule"),
+    "list": Command("list algorithms, environments, coefficients, presets or runs", "lehr.cli.lists"),
+    "check-env": Command("check that an environment implements Lehr's interface", "lehr.cli.check_env"),
+    "doctor": Command("show versions and devices, and run a self-test", "lehr.cli.doctor"),
 }
-"""The subcommands, in the order of the help."""
+"""The subcommands, in the order in which the help lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,21 +60,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The options by which the user vouches for code that a run or a file names."""
-    parser.add_argument("--trust", action="store_true", help="run code outside Lehr that the run or file names")
+    """Add `--trust`, which allows a run or a config file to name code outside Lehr."""
+    parser.add_argument("--trust", action="store_true", help="allow the run or config file to import code outside Lehr")
 
 
 def find_own_code() -> None:
-    """Let `module:Class` be found in the working directory; called only once the user has named or trusted it."""
+    """Look for `module:Class` in the working directory too; call this only once the user has named or trusted it."""
     if "" not in sys.path:
         sys.path.append("")
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its errors as ours."""
+    """argparse, with errors raised as `InputError`."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what `main` prints."""
+        """Raise the message that `main` prints."""
         raise InputError(f"{message}; see '{self.prog} --help'.")
 
 
@@ -83,12 +83,12 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     if called and called not in COMMANDS:
         raise InputError(f"There is no command {called!r}; {closest(called, COMMANDS)}")
     everywhere = Parser(add_help=False)
-    everywhere.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    everywhere.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser = Parser(
         prog="lehr",
-        usage="lehr [--version] COMMAND ...",
+        usage="lehr COMMAND [OPTIONS]",
         description=(lehr.__doc__ or "").partition("\n")[0],
-        epilog="See 'lehr COMMAND --help' for each.",
+        epilog="Run 'lehr COMMAND --help' for the options of a command.",
         parents=[everywhere],
         allow_abbrev=False,
     )

@@ -1,4 +1,4 @@
-"""`lehr check-env`: does an environment keep to the protocol?"""
+"""`lehr check-env`: check that an environment implements Lehr's interface."""
 
 import argparse
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from lehr.envs import check_env, make
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """The environment."""
-    parser.add_argument("env", metavar="ENV", help="its name, or 'module:Class' of one of your own")
+    """Add the environment's name."""
+    parser.add_argument("env", metavar="ENV", help="name of the environment, or 'module:Class' for your own")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is wrong, and exit with 1 if anything is."""
+    """Print the problems found, and exit with 1 if there are any."""
     find_own_code()
     problems = check_env(make(arguments.env))
-    verdict = "does not keep to the protocol:" if problems else "keeps to the protocol."
+    verdict = "failed the environment check:" if problems else "passed the environment check."
     console = output.console()
     for line in [f"{arguments.env} {verdict}", *(f"- {problem}" for problem in problems)]:
         console.print(output.show(console, line), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`lehr eval`: whole episodes with the policy of a run."""
+"""`lehr eval`: evaluate a run's policy over whole episodes."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,15 +13,19 @@ from lehr.report.loggers.progress import short_number
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """The run, and which episodes."""
+    """Add the run, and which episodes to evaluate."""
     add_run(parser)
-    parser.add_argument("--episodes", type=int, default=100, metavar="INTEGER", help="how many (default: 100)")
-    parser.add_argument("--sampled", action="store_true", help="draw the actions, instead of the most probable ones")
-    parser.add_argument("--seed", type=int, default=0, metavar="INTEGER", help="of the episodes (default: 0)")
+    parser.add_argument(
+        "--episodes", type=int, default=100, metavar="INTEGER", help="number of episodes (default: 100)"
+    )
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="INTEGER", help="random seed of the episodes (default: 0)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the returns and lengths of the episodes."""
+    """Print statistics of the episodes' returns and lengths."""
     if arguments.episodes < 1:
         raise InputError(f"--episodes is {arguments.episodes}; it must be 1 or more.")
     result = load_run(arguments)
@@ -34,10 +38,10 @@ def run(arguments: argparse.Namespace) -> None:
     words = f"{arguments.episodes} episodes of {result.config['env']}, {actions} actions, after {steps} env steps"
     console.print(output.show(console, f"{words}\n"), soft_wrap=True)
     rows = [["return", *_statistics(found.returns)], ["length", *_statistics(found.lengths)]]
-    output.print_table(console, ("of the", "mean", "std", "least", "median", "most"), rows, words=("of the",))
+    output.print_table(console, ("", "mean", "std", "min", "median", "max"), rows, words=("",))
 
 
 def _statistics(values: np.ndarray) -> list[str]:
-    """Mean, standard deviation, least, median and most."""
+    """Mean, standard deviation, minimum, median and maximum."""
     found = (np.mean(values), np.std(values), np.min(values), np.median(values), np.max(values))
     return [f"{number:.6g}" for number in found]

@@ -1,4 +1,4 @@
-"""`lehr list`: what there is to train, to schedule and to look at."""
+"""`lehr list`: algorithms, environments, coefficients, presets and runs."""
 
 import argparse
 import json
@@ -21,17 +21,17 @@ Rows = list[list[str]]
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """What to list."""
+    """Add what to list."""
     parser.add_argument("what", nargs="?", metavar="WHAT", help=f"one of: {', '.join(LISTS)}")
     parser.add_argument(
-        "--root", type=Path, default=ROOT, metavar="DIR", help=f"where to look for runs (default: {ROOT})"
+        "--root", type=Path, default=ROOT, metavar="DIR", help=f"directory with the runs (default: {ROOT})"
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print one list, or the list of lists."""
+    """Print one list, or an overview of the lists."""
     if arguments.what is None:
-        header: tuple[str, ...] = ("command", "what it lists")
+        header: tuple[str, ...] = ("command", "description")
         rows = [[f"lehr list {name}", listing.summary] for name, listing in LISTS.items()]
     elif arguments.what in LISTS:
         header, rows = LISTS[arguments.what].header, LISTS[arguments.what].rows(arguments)
@@ -78,12 +78,12 @@ def _environments(arguments: argparse.Namespace) -> Rows:
 
 
 def _suites(arguments: argparse.Namespace) -> Rows:
-    """The other suites, and the names in those that are installed."""
+    """The other environment suites, with some names from the installed ones."""
     rows = []
     for prefix, (_, package) in envs.ADAPTERS.items():
         try:
             names = adapter(prefix).names()
-            shown = ", ".join(names[:3]) + (f", ... {len(names)} in all" if len(names) > 3 else "")
+            shown = ", ".join(names[:3]) + (f", ... ({len(names)} in total)" if len(names) > 3 else "")
         except InputError as error:
             shown = f"not installed: {str(error).partition(': ')[2]}"
         rows.append([f"{prefix}:", package, shown])
@@ -91,7 +91,7 @@ def _suites(arguments: argparse.Namespace) -> Rows:
 
 
 def _space_text(space: Space) -> str:
-    """A space in a few characters: its kind, with its sizes."""
+    """A short description of a space: its type and shape."""
     match space:
         case Dict():
             return ", ".join(f"{name}: {_space_text(inner)}" for name, inner in space.spaces.items())
@@ -105,12 +105,12 @@ def _space_text(space: Space) -> str:
 def _runs(arguments: argparse.Namespace) -> Rows:
     found = sorted(arguments.root.glob("*/status.json"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise InputError(f"There is no run in '{arguments.root}'; make one with 'lehr train', or give --root.")
+        raise InputError(f"There are no runs in '{arguments.root}'; start one with 'lehr train', or give --root.")
     return [_run_row(RunDirectory(path.parent)) for path in found]
 
 
 def _run_row(directory: RunDirectory) -> list[str]:
-    """What the settings and the newest checkpoint of a run say; a run that has just begun has neither."""
+    """A run's row, read from its settings and latest checkpoint; a run that has just started has neither."""
     settings = config.from_yaml(directory.config) if directory.config.is_file() else {}
     steps = checkpoint.steps(directory.checkpoints)
     meta: dict[str, Any] = {"env_steps": 0, "best": None}
@@ -128,24 +128,22 @@ class _List(NamedTuple):
 
 
 _NUMBERS = ("agents", "time limit", "env steps", "best return")
-"""The columns that hold numbers."""
+"""Columns with numbers, which are right-aligned."""
 
 LISTS: dict[str, _List] = {
     "coefficients": _List(
-        "what can be scheduled: names, ranges and meaning",
-        ("name", "other names", "range", "what it does"),
+        "coefficients you can schedule, with aliases and ranges",
+        ("name", "aliases", "range", "description"),
         _coefficients,
     ),
-    "algorithms": _List("what can be trained", ("name", "what it is"), _algorithms),
-    "presets": _List("sets of settings, for --preset", ("algorithm", "preset", "settings"), _presets),
+    "algorithms": _List("training algorithms", ("name", "description"), _algorithms),
+    "presets": _List("presets for --preset, with their settings", ("algorithm", "preset", "settings"), _presets),
     "envs": _List(
-        "the environments that are built in",
+        "built-in environments",
         ("name", "observations", "actions", "agents", "time limit"),
         _environments,
     ),
-    "suites": _List("the other suites of environments, by prefix", ("prefix", "package", "environments"), _suites),
-    "runs": _List(
-        "the runs in a directory, the newest last", ("name", "status", "env", "env steps", "best return"), _runs
-    ),
+    "suites": _List("other environment suites, by prefix", ("prefix", "package", "environments"), _suites),
+    "runs": _List("runs in a directory, newest last", ("name", "status", "env", "env steps", "best return"), _runs),
 }
-"""What `lehr list` knows."""
+"""The lists that `lehr list` can print."""

@@ -1,4 +1,4 @@
-"""The arguments of commands that load a run, and the run they load."""
+"""Arguments shared by the commands that load a run, and the loading itself."""
 
 import argparse
 
@@ -8,14 +8,14 @@ from lehr.training.api import Result
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """The run, its environment, and whether its code is trusted."""
-    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    """Add the run, its environment, and `--trust`."""
+    parser.add_argument("run_name", metavar="RUN", help="run directory, or its name under runs/")
     parser.add_argument("--env", metavar="NAME", help="environment to use (default: the run's)")
     add_trust(parser)
 
 
 def load_run(arguments: argparse.Namespace) -> Result:
-    """The run that the arguments name."""
+    """Load the run that the arguments name."""
     if arguments.trust or arguments.env:
         find_own_code()
     return lehr.load(arguments.run_name, arguments.env, trust=arguments.trust)

@@ -1,4 +1,4 @@
-"""What the commands print: plain lines and tables, in what the terminal or the file can show."""
+"""Printing for all commands: plain lines and tables, limited to characters that the output can show."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -7,13 +7,13 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH = 200
-"""Characters of a line where the output is no terminal: wide enough that no table wraps."""
+"""Line width when the output is not a terminal: wide enough that tables rarely wrap."""
 _ASCII = {"→": "->", "∞": "inf", "±": "+-", "×": "x"}
 _LABEL_WIDTH = 12
 
 
 def console() -> Console:
-    """Standard output, with the words as they are."""
+    """A console on standard output, without markup or highlighting."""
     made = Console(markup=False, highlight=False, emoji=False)
     if not made.is_terminal:
         made.width = _PIPE_WIDTH
@@ -21,7 +21,7 @@ def console() -> Console:
 
 
 def show(console: Console, words: str, style: str = "") -> Text:
-    """Words in what the output can encode."""
+    """Text with characters replaced that the output cannot encode."""
     if console.options.ascii_only:
         for sign, plain in _ASCII.items():
             words = words.replace(sign, plain)
@@ -30,7 +30,7 @@ def show(console: Console, words: str, style: str = "") -> Text:
 
 
 def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str]) -> None:
-    """Print rows under a header; the columns named in `words` are flush left, the others hold numbers."""
+    """Print rows under a header; columns named in `words` are left-aligned, the others hold numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
     for name in header:
         table.add_column(name, justify="left" if name in words else "right")
@@ -44,7 +44,7 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
 
 
 def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]]) -> None:
-    """Print a label and what there is to say about it, one or more lines each."""
+    """Print each label with its line or lines beside it."""
     for label, said in facts.items():
         for number, line in enumerate([said] if isinstance(said, str) else said):
             console.print(show(console, f"{'' if number else label:<{_LABEL_WIDTH}} {line}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`lehr play`: one episode as a film."""
+"""`lehr play`: record one episode as a GIF."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,17 +18,23 @@ from lehr.types import Key, PyTree
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """The run, which episode, and where the film goes."""
+    """Add the run, which episode to record, and where to save it."""
     add_run(parser)
-    parser.add_argument("--gif", metavar="FILE", help="where to write the film (default: play.gif in the run)")
-    parser.add_argument("--seed", type=int, default=0, metavar="INTEGER", help="of the episode (default: 0)")
+    parser.add_argument("--gif", metavar="FILE", help="output file (default: play.gif in the run directory)")
     parser.add_argument(
-        "--max-steps", type=int, default=1000, metavar="INTEGER", help="cut a longer episode there (default: 1000)"
+        "--seed", type=int, default=0, metavar="INTEGER", help="random seed of the episode (default: 0)"
+    )
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        default=1000,
+        metavar="INTEGER",
+        help="stop the episode after this many steps (default: 1000)",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Film an episode with the most probable actions."""
+    """Record an episode with the most likely actions."""
     if arguments.max_steps < 1:
         raise InputError(f"--max-steps is {arguments.max_steps}; it must be 1 or more.")
     result = load_run(arguments)
@@ -40,14 +46,14 @@ def run(arguments: argparse.Namespace) -> None:
         frames = [render.frame(result.env, state) for state in states]
     render.save_gif(frames, path)
     console = output.console()
-    words = f"An episode of {len(frames) - 1} steps and a return of {total:g} is in {path}."
+    words = f"Saved an episode of {len(frames) - 1} steps with return {total:g} to {path}."
     console.print(output.show(console, words), soft_wrap=True)
 
 
 def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tuple[list[PyTree], float]:
-    """The states of one episode with the most probable actions, and its return, of many agents the mean.
+    """The states of one episode with the most likely actions, and its return (the mean over agents).
 
-    It is the first episode of `lehr.evaluate` with the same seed, since its keys are derived in the same way.
+    With the same seed, this is the first episode of `lehr.evaluate`: the keys are derived in the same way.
     """
     agents = env.num_agents
     reset_key, key = jax.random.split(jax.random.key(seed))
@@ -69,7 +75,7 @@ def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tupl
 
 
 def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
-    """The pictures of one episode on the host, and its return, of many agents the mean."""
+    """The frames of one episode on the host, and its return (the mean over agents)."""
     agents = env.num_agents
     batch = ask(env.name, "its constructor", partial(env.start, 1, render=True))
     try:
@@ -82,12 +88,12 @@ def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int
             returns += np.where(done, 0.0, answer.reward)
             done |= answer.terminated | answer.truncated
             obs = answer.obs
-            frames.append(frames[-1] if done.all() else batch.render())  # after the end, the next episode is drawn
+            frames.append(frames[-1] if done.all() else batch.render())  # once done, render would show the next episode
         return frames, float(np.mean(returns))
     finally:
         batch.close()
 
 
 def _first(key: Key) -> Key:
-    """The key of the first of many environments."""
+    """The key of the first environment in a batch."""
     return jax.random.split(key, 1)[0]

@@ -1,4 +1,4 @@
-"""`lehr plot`: the learning curves of runs."""
+"""`lehr plot`: plot the learning curves of runs."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,31 +13,33 @@ from lehr.training.directory import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """The runs, and what to draw of them."""
-    parser.add_argument("run_names", nargs="+", metavar="RUN", help="its directory, or its name under runs/")
-    parser.add_argument("--out", default="curve.png", metavar="FILE", help=".png or .svg (default: curve.png)")
+    """Add the runs, and what to plot."""
+    parser.add_argument("run_names", nargs="+", metavar="RUN", help="run directory, or its name under runs/")
+    parser.add_argument(
+        "--out", default="curve.png", metavar="FILE", help="output file, .png or .svg (default: curve.png)"
+    )
     parser.add_argument(
         "--coefficients",
         metavar="LIST",
-        help="those to draw below the return, such as entropy_coef,learning_rate (default: those that vary)",
+        help="coefficients to plot below the return, such as entropy_coef,learning_rate (default: those that change)",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the picture."""
+    """Save the figure."""
     found = [RunDirectory.open(name) for name in dict.fromkeys(arguments.run_names)]
     for directory in found:
         if not directory.metrics.is_file():
-            raise InputError(f"The run '{directory.path}' has no metrics yet; draw it after its first update.")
+            raise InputError(f"The run '{directory.path}' has no metrics yet; plot it after its first update.")
     names = None
     if arguments.coefficients is not None:
         names = [coefficient(name.strip().replace("-", "_")).name for name in arguments.coefficients.split(",")]
     learning_curve({_label(one.path, found): read(one.metrics) for one in found}, arguments.out, names)
     console = output.console()
-    console.print(output.show(console, f"The picture is in {arguments.out}."), soft_wrap=True)
+    console.print(output.show(console, f"Saved the figure to {arguments.out}."), soft_wrap=True)
 
 
 def _label(path: Path, among: Sequence[RunDirectory]) -> str:
-    """The name of a run, or its whole path where another run has the same name."""
+    """The name of a run, or its full path if another run has the same name."""
     alone = sum(other.path.name == path.name for other in among) == 1
     return path.name if alone else str(path)

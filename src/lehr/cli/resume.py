@@ -1,4 +1,4 @@
-"""`lehr resume`: go on with a run."""
+"""`lehr resume`: resume or extend a run."""
 
 import argparse
 from collections.abc import Sequence
@@ -14,25 +14,29 @@ from lehr.training.plan import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """The run, and a flag for each setting that may change; the network, the environment and the seed may not."""
+    """Add the run, and a flag for each setting of the run and the algorithm; the network's settings cannot change."""
     parser.usage = "lehr resume RUN [--total-steps STEPS] [--SETTING VALUE ...]"
-    parser.add_argument("run_name", metavar="RUN", help="its directory, or its name under runs/")
+    parser.add_argument("run_name", metavar="RUN", help="run directory, or its name under runs/")
+    parser.epilog = "Run 'lehr resume RUN --help' for the settings that you can change."
     add_trust(parser)
     if not words or words[0] in ("-h", "--help"):
         return
     if words[0].startswith("-"):
-        raise InputError(f"'lehr resume' is followed by {words[0]!r}; name the run first, for it says what can change.")
+        raise InputError(
+            f"'lehr resume' got {words[0]!r} before the run; name the run first: the options depend on it."
+        )
     saved = config.from_yaml(RunDirectory.open(words[0]).config)
     algorithm, trusts = str(saved.get("algorithm")), "--trust" in words
     if trusts:
         find_own_code()
     check_trust({"algorithm": algorithm}, f"The run '{words[0]}'", trusts)
-    titles = [f"settings of {name}, to change them" for name in ("the run", algorithm)]
+    parser.epilog = None
+    titles = [f"{name} settings" for name in ("run", algorithm)]
     config.add_flags(parser, [RunConfig, algorithms.find(algorithm).Config], titles)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Go on to the end of the budget, and say what came of it."""
+    """Train to the end of the budget, and print a summary."""
     settings = config.given_flags(arguments)
     if arguments.trust or "env" in settings:
         find_own_code()

@@ -1,4 +1,4 @@
-"""`lehr schedule`: look at schedules before a long run."""
+"""`lehr schedule`: preview schedules before a long run."""
 
 import argparse
 import math
@@ -17,24 +17,34 @@ from lehr.schedules.phases import number_text
 from lehr.schedules.text import parse_number, parse_position
 
 _CHART_WIDTH = 80
-"""Characters of the chart's lines, unless the terminal is narrower or the user says."""
+"""Width of the chart, unless the terminal is narrower or `--width` is given."""
 _MOST_ROWS = 20
-"""Phases that are listed one by one; of more, the first and the last."""
+"""Phases to list; of a longer schedule, only the first ones and the last are shown."""
 _PHASE_COLUMNS = ("phase", "from", "to", "start", "end", "shape", "share")
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """The texts, and how to show them."""
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="for example '0.03 -> 0.001 cosine'")
-    parser.add_argument("--total", metavar="STEPS", help="the budget in env steps, for example 1M")
-    parser.add_argument("--at", nargs="+", default=[], metavar="STEP", help="more places to tell the value at")
-    parser.add_argument("--plot", metavar="FILE", help="also write a picture, .png or .svg")
-    parser.add_argument("--width", type=int, help="characters of the chart's lines")
-    parser.add_argument("--height", type=int, default=17, help="lines of the chart")
+    """Add the schedules, and how to show them."""
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="schedule, for example '0.03 -> 0.001 cosine'")
+    parser.add_argument("--total", metavar="STEPS", help="budget in env steps, for example 1M")
+    parser.add_argument(
+        "--at",
+        nargs="+",
+        default=[],
+        metavar="STEP",
+        help="also show the values at these steps, for example 500k or 20%%",
+    )
+    parser.add_argument("--plot", metavar="FILE", help="also save a figure, .png or .svg")
+    parser.add_argument(
+        "--width", type=int, metavar="INTEGER", help="width of the chart in characters (default: at most 80)"
+    )
+    parser.add_argument(
+        "--height", type=int, default=17, metavar="INTEGER", help="height of the chart in lines (default: 17)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print phases, values and the chart; write the picture if it is asked for."""
+    """Print phases, values and the chart; save the figure if requested."""
     schedules: list[Any] = [lehr.schedule(text) for text in arguments.texts]
     total = None if arguments.total is None else _total(arguments.total)
     area = plots.span(schedules, total)
@@ -58,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         output.print_table(console, _PHASE_COLUMNS, _phase_rows(schedule, area), words=("shape",))
         note = _end_note(schedule, area) if total is not None or area.in_percent else None
         if note:
-            console.print(f"Note: it {note}.\n", soft_wrap=True)
+            console.print(f"Note: the schedule {note}.\n", soft_wrap=True)
     columns = ["value"] if len(bound) == 1 else [f"value {number}" for number in range(1, len(bound) + 1)]
     rows = [[area.text(place), _percent(place / area.stop), *(_value(s(place)) for s in bound)] for place in places]
     output.print_table(console, ["at", "share", *columns], rows, words=())
@@ -66,11 +76,11 @@ def run(arguments: argparse.Namespace) -> None:
         console.print(name, soft_wrap=True)
     console.print(chart, soft_wrap=True)
     if arguments.plot:
-        console.print(output.show(console, f"\nThe picture is in {arguments.plot}."), soft_wrap=True)
+        console.print(output.show(console, f"\nSaved the figure to {arguments.plot}."), soft_wrap=True)
 
 
 def _value(value: float) -> str:
-    """A value in nine digits, which tell any two numbers of a float32 program apart."""
+    """A value with nine digits, enough to distinguish any two float32 numbers."""
     return f"{value:.9g}"
 
 
@@ -86,7 +96,7 @@ def _total(text: str) -> float:
 
 
 def _place(text: str, area: plots.Span, total: float | None) -> float:
-    """The step that a text of `--at` means."""
+    """The step that one argument of `--at` stands for."""
     try:
         place = parse_position(text)
     except InputError:
@@ -95,12 +105,12 @@ def _place(text: str, area: plots.Span, total: float | None) -> float:
         ) from None
     if total is None and (place.steps if area.in_percent else place.share):
         known = "shares of the budget" if area.in_percent else "env steps"
-        raise InputError(f"--at is {text!r}, but the schedule counts in {known} alone; give the budget with --total.")
+        raise InputError(f"--at is {text!r}, but the schedule is in {known} only; give the budget with --total.")
     return place.bound(area.stop)
 
 
 def _drawn_with(console: Console, curves: int) -> Any:
-    """Braille where curves can differ by colour, or where there is one; marks elsewhere."""
+    """Braille if colours tell the curves apart or there is only one; otherwise a mark per curve."""
     if console.options.ascii_only:
         return "ascii"
     coloured = console.color_system is not None and not console.no_color
@@ -119,7 +129,7 @@ def _phase_rows(schedule: Schedule, area: plots.Span) -> list[list[str]]:
 
 
 def _pieces(schedule: Schedule, stop: float) -> Iterator[tuple[float, float, float, float, str]]:
-    """What a bound schedule does, from, to, start, end and shape, with the times in which it just holds a value."""
+    """The pieces of a bound schedule as (from, to, start, end, shape), including those that hold a value."""
     phases = schedule.phases
     following = [*(phase.begin.steps for phase in phases[1:]), math.inf]
     first = phases[0]
@@ -142,12 +152,13 @@ def _shape_text(phase: Phase) -> str:
 
 
 def _end_note(schedule: Schedule, area: plots.Span) -> str | None:
-    """What to know about a schedule that does not end with the budget."""
+    """A note on a schedule that ends before or after the budget."""
     last = schedule.phases[-1]
     end = last.stop.steps
     budget = "the end of the budget" if area.in_percent else f"the budget of {area.text(area.stop)}"
     if math.isclose(end, area.stop) or (end < area.stop and not last.needs_length):
         return None
     if end > area.stop:
-        return f"ends at {area.text(end)}, after {budget}; its last value is {_value(schedule(area.stop))}"
-    return f"ends at {area.text(end)}, before {budget}, and holds {_value(last.end)} from there"
+        value = _value(schedule(area.stop))
+        return f"ends at {area.text(end)}, after {budget}; its value at {area.text(area.stop)} is {value}"
+    return f"ends at {area.text(end)}, before {budget}, and holds {_value(last.end)} from then on"

@@ -1,4 +1,4 @@
-"""What `lehr train` and `lehr resume` say at the end."""
+"""The summary that `lehr train` and `lehr resume` print at the end."""
 
 import math
 import shlex
@@ -12,13 +12,13 @@ from lehr.training.directory import RunDirectory
 
 
 def print_summary(result: Result) -> None:
-    """Print how the run ended, what its policy is worth, how long it took, its files, and what can be done next."""
+    """Print the outcome, the evaluation, the time, the files, and commands to run next."""
     directory, final = RunDirectory(result.run_dir), {"env_steps": 0, **result.final}
     facts: dict[str, str | list[str]] = {"run": str(directory.path), "outcome": _outcome(result, final)}
     if "evaluate/return" in final:
         greedy, sampled = (_mean(final, name) for name in ("evaluate/return", "evaluate/return_sampled"))
         episodes = result.config["evaluate_episodes"]
-        facts["evaluation"] = f"greedy {greedy}, sampled {sampled}: the mean return of {episodes} episodes"
+        facts["evaluation"] = f"greedy {greedy}, sampled {sampled} (mean return of {episodes} episodes)"
     if "time/elapsed" in final:
         rate = np.nanmedian(result.metrics["time/steps_per_second"])
         facts["time"] = f"{duration(final['time/elapsed'])}, {short_number(rate)} steps/s"
@@ -28,7 +28,7 @@ def print_summary(result: Result) -> None:
 
 
 def _outcome(result: Result, final: dict[str, float]) -> str:
-    """How the run ended, in a few words."""
+    """How the run ended."""
     status = RunDirectory(result.run_dir).read_status()
     total, target = result.config["total_steps"], result.config["target_return"]
     steps = f"{short_number(final['env_steps'])} of {short_number(total)} env steps"
@@ -40,13 +40,13 @@ def _outcome(result: Result, final: dict[str, float]) -> str:
 
 
 def _mean(final: dict[str, float], name: str) -> str:
-    """A mean, with its standard deviation where that is known."""
+    """A mean, with its standard deviation if known."""
     spread = final.get(f"{name}_std")
     return f"{final[name]:.4g}" if spread is None else f"{final[name]:.4g} ± {spread:.3g}"
 
 
 def _next(result: Result, final: dict[str, float]) -> list[str]:
-    """Commands to go on with."""
+    """Commands to run next."""
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
     unfinished = final["env_steps"] < total
     resume = f"lehr resume {name}" if unfinished else f"lehr resume {name} --total-steps {2 * total}"

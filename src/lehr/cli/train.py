@@ -1,10 +1,10 @@
-"""`lehr train`: a new run, with settings from flags, a file, or another run."""
+"""`lehr train`: start a run, with settings from flags, a config file, or another run."""
 
 import argparse
 from collections.abc import Sequence
 
 import lehr
-from lehr import algorithms, config
+from lehr import algorithms, config, plugins
 from lehr.cli import Parser, add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
@@ -15,47 +15,44 @@ from lehr.training.plan import RunConfig, settings_classes
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Where the run comes from and goes to, and a flag for each setting of the algorithm that `words` name."""
+    """Add the algorithm, where its settings come from, and a flag for each setting of the algorithm in `words`."""
     known = ", ".join(algorithms.names())
     algorithm, reward_model = _named(words)
     if algorithm is None and not {"-h", "--help"} & set(words):
         raise InputError(
-            "The algorithm is missing; name it first, as in 'lehr train ppo', or write 'algorithm: ppo' into the file "
-            f"of --config; known: {known}"
+            "The algorithm is missing; name it first, as in 'lehr train ppo', or set 'algorithm: ppo' in the --config "
+            f"file; known: {known}"
         )
     parser.usage = f"lehr train {algorithm or 'ALGORITHM'} [--env NAME] [--total-steps STEPS] [--SETTING VALUE ...]"
     parser.epilog = (
-        "A SCHEDULE is a number or a text such as '0.03 -> 0.001 cosine': see 'lehr schedule'. The names of other "
-        "libraries work too, such as --ent-coef and --gamma, and so do --ent-coef-schedule and "
-        "--ent-coef-warmup-steps: see 'lehr list coefficients'."
+        "A SCHEDULE is a number or a text such as '0.03 -> 0.001 cosine'; preview it with 'lehr schedule'. Names from "
+        "other libraries work too, such as --ent-coef and --gamma ('lehr list coefficients' shows them all), and so do "
+        "--ent-coef-schedule and --ent-coef-warmup-steps."
     )
     parser.add_argument(
         "algorithm",
         nargs="?",
         default=algorithm,
         metavar="ALGORITHM",
-        help=f"one of: {known}; left out, it is that of the file or of the run to begin from",
+        help=f"one of: {known} (default: the algorithm of --config or --from)",
     )
-    parser.add_argument("--config", metavar="FILE", help="settings in YAML, of the same names; flags hold above them")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with settings; flags override it")
     parser.add_argument(
-        "--from", dest="from_run", metavar="RUN", help="begin with the state and the settings of another run"
+        "--from", dest="from_run", metavar="RUN", help="start from the state and settings of another run"
     )
     parser.add_argument(
         "--run-dir",
         metavar="DIR",
-        help="where all about the run is kept (default: runs/ALGORITHM-ENV-sSEED-TIME)",
+        help="where to save the run (default: runs/ALGORITHM-ENV-sSEED-TIME)",
     )
     add_trust(parser)
-    if algorithm is None:
-        config.add_flags(parser, [RunConfig, NetworkConfig], ["settings of the run", "settings of the network"])
-        return
-    classes = settings_classes(algorithm, reward_model)
-    titles = [f"settings of {name}" for name in ("the run", algorithm, "the network", "the reward model")]
-    config.add_flags(parser, classes, titles)
+    titles = [f"{name} settings" for name in ("run", *([] if algorithm is None else [algorithm]), "network", "reward")]
+    classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, reward_model)
+    config.add_flags(parser, classes, titles[: len(classes)])
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Train, and say what came of it."""
+    """Train, and print a summary."""
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
@@ -66,9 +63,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.trust or "env" in flags:
         find_own_code()
     settings = config.merge(classes, given, flags)
-    for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, which a key must not become
+    for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, not settings
         if name in settings:
-            raise InputError(f"The config {arguments.config} has {name!r}, which is no setting; remove it there.")
+            raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
     result = lehr.train(
         arguments.algorithm,
         run_dir=arguments.run_dir,
@@ -80,9 +77,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _named(words: Sequence[str]) -> tuple[str | None, str]:
-    """The algorithm and the reward model that the words name, or else the file, or the run to begin from.
+    """The algorithm and the reward model named by the words, or else by the config file or the run to start from.
 
-    To know their flags they are imported: those that a file names only if they are Lehr's, or trusted.
+    They are imported, since their settings are flags: those that a file names only if they are Lehr's, or trusted.
     """
     sources = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
     for option in ("--config", "--from", "--reward-model"):
@@ -92,7 +89,7 @@ def _named(words: Sequence[str]) -> tuple[str | None, str]:
     typed: dict[str, str] = {} if given.reward_model is None else {"reward_model": given.reward_model}
     if words and not words[0].startswith("-"):
         typed["algorithm"] = words[0]
-    if typed or given.trust:
+    if given.trust or any(map(plugins.own_code, typed.values())):
         find_own_code()
     found: dict[str, str] = {}
     origin = getattr(given, "from")

@@ -30,6 +30,8 @@ def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: 
     fields_of(classes)  # the names must be disjoint
     presets = presets_of(classes)
     for cls, title in zip(classes, groups, strict=True):
+        if not describe(cls):
+            continue
         group = parser.add_argument_group(title)
         if presets and hasattr(cls, "PRESETS"):
             _add(group, "preset", metavar="NAME", help=f"A set of values for what is not given: {', '.join(presets)}.")
