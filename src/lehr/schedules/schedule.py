@@ -201,7 +201,7 @@ class Schedule:
         """Evaluate at an env step: a number gives a float, an array of steps an array, a traced step a traced value."""
         if not self.is_bound:
             raise InputError(
-                f"'{self!s}' has positions that are shares of the budget; call bind(total_steps) before evaluating it."
+                f"'{self!s}' has positions that are shares of the budget; call bind(total_steps) before calling it."
             )
         on_host = not isinstance(self.begin, jax.core.Tracer)
         if on_host and isinstance(step, int | float | np.number):
