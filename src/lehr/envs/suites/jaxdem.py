@@ -172,7 +172,7 @@ def _registered() -> dict[str, Any]:
     """Return the classes by JaxDEM's keys, without the base class, whose key is empty."""
     if importlib.util.find_spec("jaxdem") is None:
         raise InputError(
-            "This environment needs the package jaxdem, which is not installed: run "
+            "This environment needs the package jaxdem, which is not installed: "
             'pip install "jaxdem @ git+https://github.com/cdelv/JaxDEM" distrax.'
         )
     environments = require("jaxdem.rl.environments", extra="jaxdem")
