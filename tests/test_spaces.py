@@ -118,14 +118,23 @@ def test_flatten_agrees_with_gymnasium(space):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: Box(1, 0), "low <= high"),
-        (lambda: Box(np.zeros(3), 1, (2,)), r"shapes \(3,\) and \(\) do not fit the shape \(2,\)"),
-        (lambda: Box(0, 256, dtype=np.uint8), "do not fit uint8, which holds 0 to 255"),
-        (lambda: Box(-np.inf, 0, dtype=np.int32), "do not fit int32"),
-        (lambda: Discrete(0), "n is 0"),
-        (lambda: MultiDiscrete((2, 0)), r"nvec is \(2, 0\)"),
-        (lambda: from_gymnasium(gymnasium.spaces.Discrete(3, start=1)), "no counterpart"),
-        (lambda: from_gymnasium(gymnasium.spaces.MultiBinary(3)), "no counterpart"),
+        (lambda: Box(1, 0), "Box got low=1 and high=0; low must not be above high in any entry"),
+        (lambda: Box(np.zeros(3), 1, (2,)), r"shapes \(3,\) and \(\), which do not broadcast to the shape \(2,\)"),
+        (lambda: Box(0, 256, dtype=np.uint8), "bounds 0 to 256, outside the range of uint8, 0 to 255"),
+        (lambda: Box(-np.inf, 0, dtype=np.int32), "outside the range of int32"),
+        (lambda: Discrete(0), "Discrete got n=0; it must be 1 or more"),
+        (
+            lambda: MultiDiscrete((2, 0)),
+            r"MultiDiscrete got nvec=\(2, 0\); it needs at least one entry, and each must be 1 or more",
+        ),
+        (
+            lambda: from_gymnasium(gymnasium.spaces.Discrete(3, start=1)),
+            "is not supported: wrap the environment so that its space is a Box",
+        ),
+        (
+            lambda: from_gymnasium(gymnasium.spaces.MultiBinary(3)),
+            "is not supported: wrap the environment so that its space is a Box",
+        ),
     ],
 )
 def test_errors_say_what_is_wrong(make, sentence):

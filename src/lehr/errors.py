@@ -1,18 +1,21 @@
-"""The one exception for a mistake in what the user gave, and the words that name the nearest right thing."""
+"""The exception for invalid user input, and suggestions for misspelled names."""
 
 import difflib
 from collections.abc import Iterable
 
 MOST_LISTED = 60
-"""So many known words are listed at the most."""
+"""The maximum number of known names to list."""
 
 
 class InputError(ValueError):
-    """What was given, what is allowed and what to do, in one sentence. The CLI prints it and exits with 2."""
+    """Invalid user input. The message says what was given, what is allowed and what to do.
+
+    The CLI prints the message and exits with code 2.
+    """
 
 
 def closest(given: str, known: Iterable[str]) -> str:
-    """Name the known word nearest to `given`, or list them, the first of very many, when none is near.
+    """Suggest the known name closest to `given`, or list the first `MOST_LISTED` of them if none is close.
 
     >>> closest("cosin", ["linear", "cosine"])
     "did you mean 'cosine'?"

@@ -1,7 +1,7 @@
-"""The sets that observations and actions live in: `Box`, `Discrete`, `MultiDiscrete` and `Dict`.
+"""Observation and action spaces: `Box`, `Discrete`, `MultiDiscrete` and `Dict`.
 
-A space is an immutable value: equal when it describes the same set, hashable, usable as a static argument of `jit`.
-It describes one agent of one environment, without a batch axis.
+Spaces are immutable and hashable, so they can be static arguments of `jit`; two spaces are equal if they describe the
+same set. A space describes one agent of one environment, without a batch axis.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from lehr.types import Key, PyTree
 
 @dataclass(frozen=True)
 class Box:
-    """Arrays with `low <= x <= high` in every entry; the bounds are numbers or arrays, and may be infinite.
+    """Arrays with `low <= x <= high` elementwise; the bounds are numbers or arrays, and may be infinite.
 
     >>> Box(-1, 1, shape=(3,))
     Box(-1.0, 1.0, shape=(3,), dtype=float32)
@@ -27,13 +27,13 @@ class Box:
     """
 
     low: Any = field(compare=False)
-    """The lower bound, held as a read-only array of the space's shape and dtype."""
+    """The lower bound, stored as a read-only array of the space's shape and dtype."""
     high: Any = field(compare=False)
-    """The upper bound, likewise."""
+    """The upper bound, stored in the same way."""
     shape: Any = None
-    """By default the shape that the two bounds broadcast to."""
+    """The shape; by default the shape that the bounds broadcast to."""
     dtype: Any = np.float32
-    """A floating or an integer type."""
+    """A floating-point or integer type."""
     _bounds: tuple[bytes, bytes] = field(init=False, repr=False, default=(b"", b""))
 
     def __post_init__(self) -> None:
@@ -44,17 +44,17 @@ class Box:
             low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
         except ValueError:
             raise InputError(
-                f"Box bounds of shapes {low.shape} and {high.shape} do not fit the shape {self.shape}: "
-                "give numbers, or arrays that broadcast to it."
+                f"Box got bounds of shapes {low.shape} and {high.shape}, which do not broadcast to the shape "
+                f"{self.shape}: give numbers, or arrays that broadcast to it."
             ) from None
         if not np.all(low <= high):
-            raise InputError(f"Box needs low <= high in every entry, but low is {low} and high is {high}.")
+            raise InputError(f"Box got low={low} and high={high}; low must not be above high in any entry.")
         if np.issubdtype(dtype, np.integer):
             limits = np.iinfo(dtype)
             if np.any(low < limits.min) or np.any(high > limits.max):
                 raise InputError(
-                    f"Box bounds {low.min()} to {high.max()} do not fit {dtype}, which holds {limits.min} to "
-                    f"{limits.max}: give bounds inside, or another dtype."
+                    f"Box got bounds {low.min()} to {high.max()}, outside the range of {dtype}, {limits.min} to "
+                    f"{limits.max}: give bounds within it, or another dtype."
                 )
         low, high = _bound(low, dtype), _bound(high, dtype)
         for name, value in {"low": low, "high": high, "shape": shape, "dtype": dtype}.items():
@@ -71,7 +71,7 @@ class Box:
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
     def sample(self, key: Key) -> jax.Array:
-        """A uniform draw; an entry without bounds is standard normal, one with a single bound exponential from it."""
+        """Sample uniformly; unbounded entries are standard normal, entries with one bound exponential from it."""
         low, high = self.low, self.high
         if np.issubdtype(self.dtype, np.integer):
             above = np.minimum(high.astype(np.int64), np.iinfo(np.int32).max - 1).astype(np.int32) + 1
@@ -89,21 +89,21 @@ class Box:
         return jnp.where(below & above, low * (1 - fraction) + high * fraction, one_sided)
 
     def contains(self, x: Any) -> bool:
-        """Whether a concrete array has the shape, a fitting dtype, and lies within the bounds."""
+        """Whether a concrete array has the right shape and a compatible dtype, and is within the bounds."""
         x = np.asarray(x)
         fits = x.shape == self.shape and np.can_cast(x.dtype, self.dtype, "same_kind")
         return bool(fits and np.all(x >= self.low) and np.all(x <= self.high))
 
 
 def _bound(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A read-only bound; adding zero turns -0.0 into 0.0, so that equal bounds have equal bytes."""
+    """Return a read-only bound; adding zero turns -0.0 into 0.0, so that equal bounds have equal bytes."""
     value = np.add(value.astype(dtype), np.zeros((), dtype))
     value.setflags(write=False)
     return value
 
 
 def _brief(bound: np.ndarray) -> np.ndarray:
-    """One number for a bound that is the same everywhere, the array itself otherwise."""
+    """Return one number if all entries of a bound are equal, otherwise the array itself."""
     return bound.flat[0] if bound.size and np.all(bound == bound.flat[0]) else bound
 
 
@@ -115,7 +115,7 @@ class Discrete:
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise InputError(f"Discrete needs at least one value, but n is {self.n}.")
+            raise InputError(f"Discrete got n={self.n}; it must be 1 or more.")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class Discrete:
         return np.dtype(np.int32)
 
     def sample(self, key: Key) -> jax.Array:
-        """A uniform draw, int32 `[]`."""
+        """Sample uniformly, int32 `[]`."""
         return jax.random.randint(key, (), 0, self.n, jnp.int32)
 
     def contains(self, x: Any) -> bool:
@@ -139,14 +139,16 @@ class Discrete:
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    """Vectors of integers, entry i one of `0, ..., nvec[i] - 1`."""
+    """Vectors of integers, where entry i is one of `0, ..., nvec[i] - 1`."""
 
     nvec: tuple[int, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))
         if not self.nvec or min(self.nvec) < 1:
-            raise InputError(f"MultiDiscrete needs at least one value for each entry, but nvec is {self.nvec}.")
+            raise InputError(
+                f"MultiDiscrete got nvec={self.nvec}; it needs at least one entry, and each must be 1 or more."
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -159,7 +161,7 @@ class MultiDiscrete:
         return np.dtype(np.int32)
 
     def sample(self, key: Key) -> jax.Array:
-        """A uniform draw, int32 `[len(nvec)]`."""
+        """Sample uniformly, int32 `[len(nvec)]`."""
         return jax.random.randint(key, self.shape, 0, np.array(self.nvec, np.int32), jnp.int32)
 
     def contains(self, x: Any) -> bool:
@@ -171,10 +173,10 @@ class MultiDiscrete:
 
 @dataclass(frozen=True)
 class Dict:
-    """Mappings from names to members of other spaces, which may be `Dict` again."""
+    """Mappings from names to members of other spaces, which may be nested `Dict` spaces."""
 
     spaces: Mapping[str, "Space"] = field(compare=False)
-    """Held in the order of the names, as JAX orders a dict."""
+    """Sorted by name, as JAX sorts a dict."""
     _items: tuple[tuple[str, "Space"], ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -193,7 +195,7 @@ class Dict:
         return {name: space.dtype for name, space in self._items}
 
     def sample(self, key: Key) -> dict[str, PyTree]:
-        """An independent draw of each member."""
+        """Sample every member independently."""
         keys = jax.random.split(key, len(self._items))
         return {name: space.sample(k) for (name, space), k in zip(self._items, keys, strict=True)}
 
@@ -215,7 +217,7 @@ class Spaces(NamedTuple):
 
 
 def flatten(space: Space, x: PyTree) -> jax.Array:
-    """A member of a space as one float32 vector: boxes ravelled, integers one-hot, dicts in the order of names.
+    """Flatten a member of a space to a float32 vector: boxes ravelled, integers one-hot, dicts concatenated by name.
 
     >>> flatten(Dict({"position": Box(-1, 1, (2,)), "gear": Discrete(3)}), {"position": jnp.zeros(2), "gear": 1})
     Array([0., 1., 0., 0., 0.], dtype=float32)
@@ -232,7 +234,7 @@ def flatten(space: Space, x: PyTree) -> jax.Array:
 
 
 def flatten_space(space: Space) -> Box:
-    """The float32 box of one axis that `flatten` maps a space into."""
+    """Return the one-dimensional float32 box that `flatten` maps a space to."""
     match space:
         case Box():
             return Box(space.low.ravel(), space.high.ravel())
@@ -246,7 +248,7 @@ def flatten_space(space: Space) -> Box:
 
 
 def to_gymnasium(space: Space) -> Any:
-    """The same space as one of Gymnasium's."""
+    """Convert to a Gymnasium space."""
     spaces = _gymnasium_spaces()
     match space:
         case Box():
@@ -260,7 +262,7 @@ def to_gymnasium(space: Space) -> Any:
 
 
 def from_gymnasium(space: Any) -> Space:
-    """A space of Gymnasium's as one of ours."""
+    """Convert a Gymnasium space."""
     spaces = _gymnasium_spaces()
     match space:
         case spaces.Box():
@@ -272,8 +274,8 @@ def from_gymnasium(space: Any) -> Space:
         case spaces.Dict():
             return Dict({name: from_gymnasium(inner) for name, inner in space.spaces.items()})
     raise InputError(
-        f"The Gymnasium space {space} has no counterpart here: wrap the environment so that it gives a Box, "
-        "a Discrete or one-axis MultiDiscrete that starts at 0, or a Dict of these."
+        f"The Gymnasium space {space} is not supported: wrap the environment so that its space is a Box, a Discrete or "
+        "one-dimensional MultiDiscrete that starts at 0, or a Dict of these."
     )
 
 
@@ -282,6 +284,6 @@ def _gymnasium_spaces() -> Any:
         from gymnasium import spaces
     except ImportError:
         raise ImportError(
-            "Converting a space needs Gymnasium, which is not installed: pip install gymnasium."
+            "Converting a space needs Gymnasium, which is not installed: run pip install gymnasium."
         ) from None
     return spaces

@@ -103,7 +103,7 @@ def test_both_styles_at_once_is_an_error():
     [
         ({}, "The config has no entropy_coef; give entropy_coef or entropy_coef_schedule."),
         ({"ent_coef_schedule": "linear"}, "'linear', which has no start, and ent_coef is not given; give ent_coef."),
-        ({"ent_coef": 0.1, "ent_coef_schedule": "exponential"}, "an exponential can neither reach 0 nor change sign"),
+        ({"ent_coef": 0.1, "ent_coef_schedule": "exponential"}, "an exponential cannot reach 0 or change sign"),
         ({"ent_coef": 0.1, "ent_coef_schedule": "cosin"}, "ent_coef_schedule: In the schedule 'cosin', character 1"),
         (
             {"ent_coef": 0.1, "ent_coef_warmup_steps": 1000},

@@ -68,13 +68,19 @@ FAULTS = [
     ({"observe": lambda s: s}, "has no entries, but"),
     ({"observe": observe_wrong(place=lambda s: s)}, r"entry 'place', is float32\[\], but must be float32\[1\]"),
     ({"observe": observe_wrong(place=lambda s: s[None].astype(jnp.int32))}, r"is int32\[1\], but must be float32\[1\]"),
-    ({"observe": observe_wrong(place=lambda s: s[None] + 9)}, "has 9.0 where the bounds are -3.0 and 3.0; widen"),
+    (
+        {"observe": observe_wrong(place=lambda s: s[None] + 9)},
+        "it contains 9.0, but the bounds are -3.0 and 3.0; widen",
+    ),
     ({"move": lambda s, a: s + 2.0 * a - 1}, "The observation of step, entry 'place', is outside of observation_space"),
-    ({"observe": observe_wrong(place=lambda s: s[None] / 0 * 0)}, "has nan where"),
-    ({"observe": observe_wrong(parity=lambda s: jnp.int32(2))}, "entry 'parity', is outside.*has 2 where"),
+    ({"observe": observe_wrong(place=lambda s: s[None] / 0 * 0)}, "it contains nan, but the bounds are"),
+    (
+        {"observe": observe_wrong(parity=lambda s: jnp.int32(2))},
+        "entry 'parity', is outside.*it contains 2, but the bounds are",
+    ),
     ({"reward": lambda s: s.astype(jnp.int32)}, r"reward of step is int32\[\], but must be float32\[\]"),
     ({"reward": lambda s: s[None]}, r"reward of step is float32\[1\]"),
-    ({"reward": lambda s: (s, s)}, "reward of step is a tuple, but must be one array"),
+    ({"reward": lambda s: (s, s)}, r"reward of step is a tuple, but must be an array of float32\[\]\."),
     ({"reward": lambda s: jnp.where(s < -2, jnp.inf, s)}, "rewards are not finite"),
     ({"terminated": lambda s: s.astype(jnp.float32)}, r"terminated of step is float32\[\], but must be bool\[\]"),
     ({"info": lambda s: None}, "info of step is a NoneType"),
@@ -122,8 +128,8 @@ def test_a_state_that_changes_its_dtype_is_named():
             return jnp.int32(0), self.observe(jnp.float32(0))
 
     assert check_env(Promoting()) == [
-        "The state is int32[] after reset and float32[] after step, but structure, shapes and dtypes must never change: "
-        "make them equal."
+        "The state is int32[] after reset and float32[] after step, but structure, shapes and dtypes must never "
+        "change: make them the same."
     ]
 
 
@@ -154,4 +160,7 @@ def test_agents_that_come_back_are_named():
             done = jnp.array([state % 2 == 0, False])
             return state + 1, Timestep(jnp.zeros((2, 1)), jnp.zeros(2), done, jnp.zeros(2, bool), {})
 
-    assert ["An agent was done and then was not" in problem for problem in check_env(Blink())] == [True]
+    assert [
+        "An agent that was done became active again while other agents were not done" in problem
+        for problem in check_env(Blink())
+    ] == [True]

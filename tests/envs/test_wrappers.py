@@ -139,7 +139,9 @@ class TestAutoReset:
 
     @pytest.mark.parametrize("wrap", [lambda e: TimeLimit(e, 3), EpisodeStatistics, AutoReset])
     def test_must_be_outermost(self, wrap):
-        with pytest.raises(ValueError, match="put AutoReset outermost"):
+        with pytest.raises(
+            ValueError, match="wraps AutoReset, which would not reset it: make AutoReset the outermost wrapper"
+        ):
             wrap(AutoReset(Counter()))
 
 
@@ -180,7 +182,9 @@ class TestActions:
 
     @pytest.mark.parametrize("wrap", [ClipAction, RescaleAction])
     def test_need_bounds(self, wrap):
-        with pytest.raises(ValueError, match=r"Box with finite bounds, not Discrete\(n=2\)"):
+        with pytest.raises(
+            ValueError, match=r"needs a Box with finite bounds as the action space, but got Discrete\(n=2\)"
+        ):
             wrap(make("CartPole-v1"))
 
 
@@ -249,12 +253,21 @@ class TestObservations:
     @pytest.mark.parametrize(
         ("wrap", "sentence"),
         [
-            (lambda: FrameStack(Relay(), 2), r"not Discrete\(n=3\)"),
-            (lambda: FrameStack(Counter(), 0), "k of at least 1, a whole number, but got 0"),
-            (lambda: TimeLimit(Counter(), 2.5), "max_steps of at least 1, a whole number, but got 2.5"),
-            (lambda: HideObservation(Relay(), (0,)), "needs a Box of one axis"),
-            (lambda: HideObservation(Counter(), (1,)), r"entries 0 to 0 .* but got \(1,\)"),
-            (lambda: RescaleAction(Counter(), 1, 1), "finite low < high, but got 1 and 1"),
+            (
+                lambda: FrameStack(Relay(), 2),
+                r"FrameStack needs a Box or a Dict of boxes, but got Discrete\(n=3\): apply FlattenObservation",
+            ),
+            (lambda: FrameStack(Counter(), 0), "FrameStack got k=0; it must be an integer of at least 1"),
+            (lambda: TimeLimit(Counter(), 2.5), "TimeLimit got max_steps=2.5; it must be an integer of at least 1"),
+            (lambda: HideObservation(Relay(), (0,)), "HideObservation needs a one-dimensional Box, but got"),
+            (
+                lambda: HideObservation(Counter(), (1,)),
+                r"got indices_to_keep=\(1,\); give at least one index, each from 0 to 0",
+            ),
+            (
+                lambda: RescaleAction(Counter(), 1, 1),
+                "RescaleAction got low=1 and high=1; both must be finite, with low < high",
+            ),
         ],
     )
     def test_errors_say_what_is_wrong(self, wrap, sentence):

@@ -237,7 +237,7 @@ def test_coefficients_may_be_traced_and_differ_between_members():
 
 def test_shapes_that_would_broadcast_are_refused():
     ones, column, never = jnp.ones(4), jnp.ones((4, 1)), jnp.zeros(4, bool)
-    with pytest.raises(ValueError, match=r"values \(4, 1\).*must have one shape; reshape"):
+    with pytest.raises(ValueError, match=r"values \(4, 1\).*must have the same shape; reshape"):
         gae(ones, column, ones, never, never, 0.9, 0.9)
 
 

@@ -119,5 +119,5 @@ def test_explained_variance(weights):
 
 
 def test_a_column_against_a_row_is_refused():
-    with pytest.raises(ValueError, match=r"values \(8, 1\), returns \(8,\) must have one shape; reshape"):
+    with pytest.raises(ValueError, match=r"values \(8, 1\), returns \(8,\) must have the same shape; reshape"):
         value_loss(jnp.zeros((8, 1)), jnp.zeros(8))

@@ -115,7 +115,7 @@ def test_a_broken_sample_spoils_nothing():
 
 def test_leaves_must_agree_on_their_batch_axes():
     stats = initial_statistics((jnp.zeros(2), jnp.zeros(())))
-    with pytest.raises(ValueError, match=r"batch axes \[\(3,\), \(4,\)\]; give all of them the same"):
+    with pytest.raises(ValueError, match=r"batch axes \[\(3,\), \(4,\)\]; give all leaves the same batch axes"):
         update_statistics(stats, (jnp.zeros((3, 2)), jnp.zeros(4)))
 
 

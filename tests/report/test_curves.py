@@ -164,8 +164,8 @@ def test_no_finished_episode_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("runs", "coefficients", "name", "message"),
     [
-        ({}, None, "curve.png", "no run to draw"),
-        ({"new": {}}, None, "curve.png", "'new' has no metrics over 'env_steps' yet"),
+        ({}, None, "curve.png", "There is no run to plot; give at least one"),
+        ({"new": {}}, None, "curve.png", "The run 'new' has no metrics yet; plot it after its first update"),
         ({"run": metrics(coef__entropy_coef=1)}, ["entropy"], "curve.png", "did you mean 'entropy_coef'"),
         ({"run": metrics()}, None, "curve.pdf", "must end in .png or .svg"),
     ],

@@ -39,9 +39,9 @@ def test_span(texts, total, expected):
         (["1 -> 0 over 2M", "1 -> 0"], "give the budget"),
         (["1 until 500k, 1 -> 0"], "give the budget"),
         (["1 -> 0 until 100%-50k"], "give the budget"),
-        ([lambda step: 0.1], "has no end of its own; give the budget"),
-        (["plateau(0.03)"], "reacts to metrics and not to the step"),
-        ([], "no schedule to draw"),
+        ([lambda step: 0.1], "is a function without an end; give the budget"),
+        (["plateau(0.03)"], "depends on metrics and not on the step, so it cannot be plotted; give a schedule"),
+        ([], "There is no schedule to plot; give at least one"),
     ],
 )
 def test_span_says_what_is_missing(specs, message):
@@ -130,7 +130,9 @@ def test_a_function_is_drawn():
 
 @pytest.mark.parametrize("size", [{"width": 5}, {"height": 2}, {"height": -1}, {"width": 10**7}])
 def test_a_size_that_cannot_be_drawn(size):
-    with pytest.raises(InputError, match="cannot be drawn; give a size from"):
+    with pytest.raises(
+        InputError, match=r"The chart size is -?\d+ by -?\d+ characters; it must be from \d+ by 3 to 1000 by 1000"
+    ):
         chart([schedule("1 -> 0")], **size)
 
 
@@ -198,7 +200,7 @@ def test_matplotlib_is_imported_only_for_a_figure():
 
 def test_pyplot_is_never_imported(tmp_path):
     program = (
-        "import sys; from lehr import plots, schedule; "
+        "import sys; from lehr import schedule; from lehr.report import plots; "
         f"plots.save_figure(plots.figure([schedule('1 -> 0')]), {str(tmp_path / 'a.png')!r}); "
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

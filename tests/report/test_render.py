@@ -177,9 +177,9 @@ class NoPicture:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        (WrongPicture(), r"WrongPicture.render gave an array float64 \[4, 6\]; it must give uint8"),
-        (NoPicture(), r"NoPicture cannot be drawn: .* give it a method render\(state\)"),
-        (Batch(CartPole(), 2), "Batch cannot be drawn"),
+        (WrongPicture(), r"WrongPicture.render returned float64 \[4, 6\]; it must return uint8"),
+        (NoPicture(), r"NoPicture cannot be rendered, because .*; add a method render\(state\)"),
+        (Batch(CartPole(), 2), "Batch cannot be rendered"),
     ],
 )
 def test_what_cannot_be_drawn(env, message):
@@ -225,13 +225,18 @@ def test_a_wide_film_is_made_smaller(tmp_path):
 @pytest.mark.parametrize(
     ("frames", "name", "fps", "message"),
     [
-        ([], "film.gif", 30, "no frame to write"),
+        ([], "film.gif", 30, "There are no frames to save; give at least one"),
         (moved(2), "film.mp4", 30, "must end in .gif"),
         (moved(2), "none/film.gif", 30, "there is no folder"),
-        (moved(2), "film.gif", 60, "60 frames per second"),
-        (moved(2), "film.gif", 0, "0 frames per second"),
-        ([moved(1)[0], np.zeros((4, 6, 3), np.uint8)], "film.gif", 30, r"Frame 1 is an array uint8 \[4, 6, 3\]"),
-        ([np.zeros((4, 6, 3))], "film.gif", 30, "Frame 0 is an array float64"),
+        (moved(2), "film.gif", 60, "fps is 60; it must be above 0 and at most 50"),
+        (moved(2), "film.gif", 0, "fps is 0; it must be above 0 and at most 50"),
+        (
+            [moved(1)[0], np.zeros((4, 6, 3), np.uint8)],
+            "film.gif",
+            30,
+            r"Frame 1 is uint8 \[4, 6, 3\]; all frames must",
+        ),
+        ([np.zeros((4, 6, 3))], "film.gif", 30, "Frame 0 is float64"),
     ],
 )
 def test_errors(tmp_path, frames, name, fps, message):

@@ -65,5 +65,5 @@ def test_without_a_network_the_rows_are_kept_offline(tmp_path, monkeypatch):
 
 def test_when_it_is_missing_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match="needs wandb, which is missing; pip install wandb"):
+    with pytest.raises(InputError, match="needs wandb, which is not installed; run pip install wandb"):
         WeightsAndBiases(tmp_path, {})

@@ -121,7 +121,7 @@ def test_controllers_follow_the_protocol_of_schedules_inside_one_program(count_t
 
 
 def test_an_unknown_metric_is_named_inside_a_compiled_program_too():
-    with pytest.raises(InputError, match="Plateau looks at the metric 'episode/return', which is not measured"):
+    with pytest.raises(InputError, match="Plateau needs the metric 'episode/return', which is not measured"):
         jax.jit(lambda controller: controller.update(controller.init(), {"loss/total": 1.0}))(plateau(0.03))
 
 

@@ -175,8 +175,11 @@ def test_an_environment_that_does_not_do_the_same_twice_restarts(train, tmp_path
             "raises",
             "The environment gym:tests.envs.gym_tasks:Faulty-v0 failed in step (OSError: the simulator is gone)",
         ),
-        ("nan obs", "The environment gym:tests.envs.gym_tasks:Faulty-v0 gave nan in obs; an observation is finite."),
-        ("nan reward", "The environment gym:tests.envs.gym_tasks:Faulty-v0 gave nan as reward; a reward is a finite"),
+        ("nan obs", "The environment gym:tests.envs.gym_tasks:Faulty-v0 gave nan in obs; observations must be finite."),
+        (
+            "nan reward",
+            "The environment gym:tests.envs.gym_tasks:Faulty-v0 gave nan as reward; rewards must be finite.",
+        ),
     ],
 )
 def test_a_run_whose_environment_fails_stops_with_its_last_good_state(fault, sentence, overlap, train, tmp_path):
@@ -195,10 +198,10 @@ def test_a_run_whose_environment_fails_stops_with_its_last_good_state(fault, sen
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("shape", r"WrongBatch gave float32\[4, 1\] as obs, but its space says float32\[4, 2\]"),
-        ("dtype", "WrongBatch gave obs in complex128, but its space says float32"),
-        ("reward", r"WrongBatch gave float64\[4, 1\] as reward, but 4 numbers are due"),
-        ("flag", r"WrongBatch gave float64\[4\] as terminated, but 4 bools are due"),
+        ("shape", r"WrongBatch gave float32\[4, 1\] as obs, but its space requires float32\[4, 2\]"),
+        ("dtype", "WrongBatch gave obs in complex128, but its space requires float32"),
+        ("reward", r"WrongBatch gave float64\[4, 1\] as reward, but must give 4 numbers"),
+        ("flag", r"WrongBatch gave float64\[4\] as terminated, but must give 4 bools"),
     ],
 )
 def test_an_answer_that_cannot_be_learned_from_is_named(fault, sentence, train):
@@ -274,9 +277,9 @@ def test_a_vector_environment_that_was_given_is_trained_on(train):
     result = train(vector, total_steps=640)
     assert result.final["env_steps"] == 640
     assert not vector.closed
-    with pytest.raises(InputError, match="there is none to evaluate in: set evaluate_episodes=0"):
+    with pytest.raises(InputError, match="so there are none for evaluation: set evaluate_episodes=0"):
         train(vector, "other", total_steps=640, evaluate_episodes=10)
-    with pytest.raises(InputError, match="has 4 environments, but 5 are asked for"):
+    with pytest.raises(InputError, match="has 4 environments, but num_envs is 5: set num_envs=4"):
         train(vector, "other", total_steps=640, num_envs=5)
 
 

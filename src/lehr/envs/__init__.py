@@ -1,4 +1,4 @@
-"""Environments: the protocol, the built-in ones by name, and the wrappers around them."""
+"""Environments: the protocol, the registry, the built-in tasks and the wrappers."""
 
 from lehr.envs.base import Environment
 from lehr.envs.builtin import chain, classic, probes, swarm

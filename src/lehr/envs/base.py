@@ -1,4 +1,4 @@
-"""What an environment is: two pure functions, two spaces and a number of agents."""
+"""The environment protocol: two pure functions, two spaces and a number of agents."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
@@ -11,20 +11,22 @@ NEVER = 2**31 - 1
 
 
 class Environment(Protocol):
-    """One environment, without a batch axis: batching is `vmap`.
+    """A single environment without a batch axis; use `vmap` for batches.
 
-    An environment is an immutable and hashable description (a frozen dataclass with its parameters as fields); all
-    that changes lives in the state, a pytree of arrays whose structure, shapes and dtypes never change. `step` neither
-    resets a finished episode nor cuts a long one: `AutoReset` and `TimeLimit` do.
+    An environment is an immutable, hashable description (a frozen dataclass with its parameters as fields). Everything
+    that changes is in the state, a pytree of arrays whose structure, shapes and dtypes never change. `step` neither
+    resets finished episodes nor truncates long ones: `AutoReset` and `TimeLimit` do.
 
-    With `A = num_agents > 1`, every leaf of the observation, and the action, reward, terminated and truncated, have a
-    leading axis `A`; the spaces describe one agent. An agent that is done stays done, and the episode is over when all
-    are.
+    With `A = num_agents > 1`, the action, reward, terminated, truncated and every leaf of the observation have a
+    leading axis `A`; the spaces describe one agent. An agent that is done stays done, and the episode ends when all
+    agents are done.
 
-    Inherit from this class for the defaults, or write the same members without it.
+    Inherit from this class to get the defaults, or define the same members without it.
     """
 
-    if TYPE_CHECKING:  # read-only for the type checker, so that a field, a class attribute and a property all fit
+    if (
+        TYPE_CHECKING
+    ):  # read-only for the type checker, so that fields, class attributes and properties are all accepted
 
         @property
         def observation_space(self) -> Space:
@@ -36,28 +38,29 @@ class Environment(Protocol):
 
         @property
         def num_agents(self) -> int:
-            """How many agents act at every step."""
+            """The number of agents that act at every step."""
             return 1
 
         @property
         def env_steps_per_step(self) -> int:
-            """How many steps of the task one call of `step` makes; more than 1 under `ActionRepeat`."""
+            """The number of steps of the task per call of `step`; more than 1 with `ActionRepeat`."""
             return 1
 
         @property
         def truncation_gap(self) -> int:
-            """How many steps at least lie between two truncations, so that a rollout knows how many to expect.
+            """A lower bound on the number of steps between two truncations, which bounds their number in a rollout.
 
-            1 promises nothing; `NEVER` says that `step` itself never truncates. `TimeLimit` takes its own into account.
+            1 is always correct; `NEVER` means that `step` itself never truncates. `TimeLimit` accounts for its limit.
             """
             return 1
 
         @property
         def environments_per_reset(self) -> int:
-            """How many environments of a batch share the computation of one reset at every step.
+            """How many environments of a batch share one reset computation per step.
 
-            1 computes a reset for each. Where a reset is costly a larger number computes fewer: as long as no more
-            episodes end in one step than resets are computed, each begins anew by itself; those beyond begin alike.
+            With 1, every environment computes its own reset at every step. If resets are expensive, a larger number
+            computes fewer of them. If more episodes end in one step than resets were computed, some of them start
+            from the same state.
             """
             return 1
 
@@ -71,8 +74,8 @@ class Environment(Protocol):
 
     @abstractmethod
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode: `(state, observation)`."""
+        """Start an episode and return `(state, observation)`."""
 
     @abstractmethod
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once: `(next state, timestep)`, where the timestep holds the observation of the next state."""
+        """Take one step and return `(next state, timestep)`; the timestep holds the next state's observation."""

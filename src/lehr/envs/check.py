@@ -1,4 +1,4 @@
-"""`check_env`: does an environment keep to the protocol, and if not, what is wrong and what to do about it."""
+"""`check_env`: check that an environment follows the protocol, and explain how to fix it if it does not."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,11 +15,11 @@ from lehr.types import Key, PyTree, Timestep
 
 
 def check_env(env: AnyEnvironment, seed: int = 0, num_envs: int = 4, num_steps: int = 200) -> list[str]:
-    """The problems found, one sentence each; an empty list means that every algorithm here can use the environment.
+    """Return the problems found, one sentence each; an empty list means that all algorithms can use the environment.
 
-    Looks at the attributes, then traces a reset and two steps, then runs `num_steps` random steps of `num_envs`
-    environments under `jit`, `vmap` and `scan`. Stops at the first of these stages with a problem, since the
-    later ones build on it. An environment on the host is reset and stepped as it is.
+    Checks the attributes, then traces a reset and two steps, then runs `num_steps` random steps of `num_envs`
+    environments under `jit`, `vmap` and `scan`. Stops at the first stage with a problem, since later stages depend on
+    earlier ones. Host environments are reset and stepped without tracing.
 
     >>> from lehr.envs import make
     >>> check_env(make("CartPole-v1"))
@@ -31,12 +31,12 @@ def check_env(env: AnyEnvironment, seed: int = 0, num_envs: int = 4, num_steps: 
 
 
 def structure(env: Environment) -> list[str]:
-    """The problems that can be found without computing anything: attributes, structures, shapes and dtypes."""
+    """Return the problems that can be found by tracing: attributes, structures, shapes and dtypes."""
     return _attributes(env) or _structure(env)
 
 
 def _on_host(env: HostEnvironment, key: Key, num_envs: int, num_steps: int) -> list[str]:
-    """Random steps, each looked at as a run would; the first problem."""
+    """Take random steps with the checks that a run makes, and return the first problem."""
     size = num_envs * env.num_agents
     sample = jax.jit(lambda key: jax.vmap(env.action_space.sample)(jax.random.split(key, size)))
     try:
@@ -54,24 +54,24 @@ def _on_host(env: HostEnvironment, key: Key, num_envs: int, num_steps: int) -> l
 
 
 def _attributes(env: Environment) -> list[str]:
-    """Spaces, number of agents, methods, and whether the environment can be a static argument."""
+    """Check the spaces, the counts, the methods, and that the environment is hashable."""
     problems = []
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
         if not isinstance(space, Space):
             hint = "convert it with lehr.spaces.from_gymnasium" if "gymnasium" in type(space).__module__ else "set it"
             problems.append(
-                f"{name} is {space!r}, but must be a Box, Discrete, MultiDiscrete or Dict of lehr.spaces: {hint}."
+                f"{name} is {space!r}, but must be a Box, Discrete, MultiDiscrete or Dict from lehr.spaces: {hint}."
             )
     for name in ("num_agents", "env_steps_per_step", "truncation_gap", "environments_per_reset"):
         number = getattr(env, name, None)
         if not isinstance(number, int) or number < 1:
             problems.append(
-                f"{name} is {number!r}, but must be a whole number of at least 1: set it, or inherit 1 from "
+                f"{name} is {number!r}, but must be an integer of at least 1: set it, or inherit the default from "
                 "lehr.envs.Environment."
             )
     problems += [
-        f"The method {name} is missing: see lehr.envs.Environment for its arguments."
+        f"The method {name} is missing: implement it, with the arguments described in lehr.envs.Environment."
         for name in ("reset", "step")
         if not callable(getattr(env, name, None))
     ]
@@ -80,13 +80,13 @@ def _attributes(env: Environment) -> list[str]:
     except TypeError as error:
         problems.append(
             f"The environment is not hashable ({error}), so jit cannot take it as a static argument: make it a "
-            "dataclass(frozen=True) with numbers, texts and tuples as fields."
+            "dataclass(frozen=True) with numbers, strings and tuples as fields."
         )
     return problems
 
 
 def _structure(env: Environment) -> list[str]:
-    """One reset and two steps, traced without computing anything: what is returned, with which shapes and dtypes."""
+    """Trace one reset and two steps, and check what they return: structures, shapes and dtypes."""
     key, agents = jax.random.key(0), _agents(env)
 
     def step(state: PyTree) -> Any:
@@ -119,7 +119,7 @@ def _structure(env: Environment) -> list[str]:
 
 
 def _values(env: Environment, key: Key, num_envs: int, num_steps: int) -> list[str]:
-    """Many steps under `jit`, `vmap` and `scan`: the numbers, and whether tracing anew gives the same ones."""
+    """Run many steps under `jit`, `vmap` and `scan`; check the values, and that retracing reproduces them."""
     try:
         program, again = (_rollout(env, key, num_envs, num_steps) for _ in range(2))
         first = second = jax.tree.map(np.asarray, program.compile()(key))
@@ -132,25 +132,26 @@ def _values(env: Environment, key: Key, num_envs: int, num_steps: int) -> list[s
     problems += _outside(env.observation_space, steps.info["final_obs"], "The observation of step")
     if not np.all(np.isfinite(steps.reward)):
         problems.append(
-            f"{np.sum(~np.isfinite(steps.reward))} of {steps.reward.size} rewards are not finite: return numbers."
+            f"{np.sum(~np.isfinite(steps.reward))} of {steps.reward.size} rewards are not finite: return finite "
+            "numbers."
         )
     done = steps.terminated | steps.truncated
     if _agents(env) and np.any(done[:-1] & ~done[1:] & ~done[:-1].all(axis=-1, keepdims=True)):
         problems.append(
-            "An agent was done and then was not, while others went on: keep its terminated or truncated set until all "
-            "agents are done."
+            "An agent that was done became active again while other agents were not done: keep its terminated or "
+            "truncated flag set until all agents are done."
         )
     same = jax.tree.map(lambda a, b: np.array_equal(a, b, equal_nan=True), first, second)
     if not all(jax.tree.leaves(same)):
         problems.append(
-            "The environment gave different results for the same keys and actions: draw every random number from the "
-            "key, and keep all that changes in the state."
+            "The environment gave different results for the same keys and actions: draw all random numbers from the "
+            "key, and keep everything that changes in the state."
         )
     return problems
 
 
 def _rollout(env: Environment, key: Key, num_envs: int, num_steps: int) -> jax.stages.Lowered:
-    """The program, traced anew by every call, from a key to the first observations and the timesteps."""
+    """Trace a program from a key to the first observations and the timesteps; every call traces again."""
     resetting = env if isinstance(env, AutoReset) else AutoReset(env)
 
     def step(state: PyTree, key: Key) -> tuple[PyTree, Timestep]:
@@ -166,30 +167,30 @@ def _rollout(env: Environment, key: Key, num_envs: int, num_steps: int) -> jax.s
 
 
 def _agents(env: Environment) -> tuple[int, ...]:
-    """The leading axes that the agents add: none, or one."""
+    """Return the leading axes for agents: `()` for one agent, `(A,)` for several."""
     return () if env.num_agents == 1 else (env.num_agents,)
 
 
 def _sample_actions(env: Environment, key: Key) -> PyTree:
-    """A random action of each agent."""
+    """Sample a random action for each agent."""
     if env.num_agents == 1:
         return env.action_space.sample(key)
     return jax.vmap(env.action_space.sample)(jax.random.split(key, env.num_agents))
 
 
 def _mismatch(space: Space, value: Any, lead: tuple[int, ...], what: str) -> list[str]:
-    """The ways in which the structure, shapes and dtypes of an observation are not those of its space."""
+    """Return where the structure, shapes or dtypes of an observation differ from its space."""
     if not isinstance(space, Dict):
         return _wrong_array(value, (*lead, *space.shape), str(space.dtype), what)
     if not isinstance(value, Mapping) or set(value) != set(space.spaces):
         found = f"the entries {sorted(value)}" if isinstance(value, Mapping) else "no entries"
-        return [f"{what} has {found}, but observation_space has {sorted(space.spaces)}: make them equal."]
+        return [f"{what} has {found}, but observation_space has {sorted(space.spaces)}: make them match."]
     parts = space.spaces.items()
     return [p for name, inner in parts for p in _mismatch(inner, value[name], lead, f"{what}, entry {name!r},")]
 
 
 def _outside(space: Space, value: Any, what: str) -> list[str]:
-    """The first number of an observation that is not within its space; NaN never is."""
+    """Return the first value of an observation that is outside of its space; NaN always is."""
     if isinstance(space, Dict):
         parts = space.spaces.items()
         return [p for name, inner in parts for p in _outside(inner, value[name], f"{what}, entry {name!r},")]
@@ -199,7 +200,7 @@ def _outside(space: Space, value: Any, what: str) -> list[str]:
         return []
     place = tuple(wrong[0])
     return [
-        f"{what} is outside of observation_space: it has {value[place]} where the bounds are {low[place]} and "
+        f"{what} is outside of observation_space: it contains {value[place]}, but the bounds are {low[place]} and "
         f"{high[place]}; widen the space or clip the observation."
     ]
 
@@ -215,34 +216,34 @@ def _bounds(space: Box | Discrete | MultiDiscrete) -> tuple[Any, Any]:
 
 
 def _wrong_array(value: Any, shape: tuple[int, ...], dtype: str, what: str) -> list[str]:
-    """The problem with an array's shape or dtype, if any."""
+    """Return the problem with an array's shape or dtype, if any."""
     wanted = f"{dtype}{list(shape)}"
     signature = _signature(value)
     if list(signature) != [""]:
-        return [f"{what} is a {type(value).__name__}, but must be one array {wanted}."]
+        return [f"{what} is a {type(value).__name__}, but must be an array of {wanted}."]
     if signature[""] != wanted:
-        return [f"{what} is {signature['']}, but must be {wanted}: convert it, with .astype or .reshape."]
+        return [f"{what} is {signature['']}, but must be {wanted}: convert it with .astype or .reshape."]
     return []
 
 
 def _signature(tree: PyTree) -> dict[str, str]:
-    """The path of every leaf, with its dtype and shape: `{".position": "float32[2]"}`."""
+    """Map the path of every leaf to its dtype and shape: `{".position": "float32[2]"}`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def _change(before: PyTree, after: PyTree, what: str, first: str, second: str) -> list[str]:
-    """The first leaf whose presence, shape or dtype differs."""
+    """Return the first leaf that is only in one of the trees, or whose shape or dtype differs."""
     old, new = _signature(before), _signature(after)
     for path in [*old, *new]:
         if old.get(path) != new.get(path):
             found = f"{old.get(path, 'absent')} after {first} and {new.get(path, 'absent')} after {second}"
-            return [f"{what}{path} is {found}, but structure, shapes and dtypes must never change: make them equal."]
+            return [f"{what}{path} is {found}, but structure, shapes and dtypes must never change: make them the same."]
     return []
 
 
 def _raised(what: str, error: Exception) -> str:
-    """An exception in one sentence, with what to do if the environment cannot be traced."""
+    """Describe an exception in one sentence, with advice if the environment cannot be traced."""
     first_line = (str(error).strip().splitlines() or [""])[0]
     sentence = f"{what} raised {type(error).__name__}: {first_line}"
     if isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)):

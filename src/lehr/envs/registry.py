@@ -1,4 +1,4 @@
-"""Environments by name: `register` one, `make` one, list the `names`."""
+"""The registry of environments: `register`, `make` and `names`."""
 
 import difflib
 import importlib
@@ -22,7 +22,7 @@ Factory = TypeVar("Factory", bound=Callable[..., Environment])
 ADAPTERS = {
     "brax": ("suites", "brax"),
     "craftax": ("suites", "craftax"),
-    "envpool": ("host", "envpool"),  # before gym, since its pools are vector environments of Gymnasium too
+    "envpool": ("host", "envpool"),  # before gym, because its environments are also Gymnasium vector environments
     "gym": ("host", "gymnasium"),
     "gymnax": ("suites", "gymnax"),
     "jaxdem": ("suites", "jaxdem"),
@@ -30,7 +30,7 @@ ADAPTERS = {
     "pettingzoo": ("host", "pettingzoo"),
     "playground": ("suites", "mujoco_playground"),
 }
-"""`PREFIX:NAME` names an environment of another ecosystem: the folder of its adapter, and the package it adapts."""
+"""Prefixes of other ecosystems, as in `PREFIX:NAME`: the folder of the adapter, and the package it adapts."""
 
 
 class _Entry(NamedTuple):
@@ -39,16 +39,16 @@ class _Entry(NamedTuple):
 
 
 _registry: dict[str, _Entry] = {}
-_NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:")
+_MODULE_PREFIX = re.compile(r"[A-Za-z_][\w.]*:")
 
 
 def register(name: str, max_steps: int | None = None) -> Callable[[Factory], Factory]:
-    """Decorate a class, or a function that returns an environment, so that `make(name)` finds it.
+    """Register a class, or a function that returns an environment, so that `make(name)` finds it. Use as a decorator.
 
-    `max_steps` is the task's standard time limit, which `make` applies; `None` for a task that always ends by itself.
+    `max_steps` is the task's standard time limit, which `make` applies; `None` for tasks that always terminate.
     """
     if name in _registry:
-        raise InputError(f"An environment named {name!r} is registered already: choose another name.")
+        raise InputError(f"An environment named {name!r} is already registered: choose another name.")
 
     def add(factory: Factory) -> Factory:
         _registry[name] = _Entry(factory, max_steps)
@@ -58,17 +58,17 @@ def register(name: str, max_steps: int | None = None) -> Callable[[Factory], Fac
 
 
 def names() -> list[str]:
-    """The registered names, sorted."""
+    """Return the registered names, sorted."""
     return sorted(_registry)
 
 
 def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
-    """An environment by its name, with its standard time limit applied.
+    """Create an environment by name, with its standard time limit.
 
-    `env` is a registered name (`"CartPole-v1"`), a name of another suite behind its prefix (`"brax:ant"`), an import
-    path `"module:Class"` of a class or of a function annotated to return an environment, or an environment, which is
-    returned as it is if it is one of Lehr's kind, and adapted if it is another suite's. The parameters go to the class
-    or function.
+    `env` is a registered name (`"CartPole-v1"`), a prefixed name from another suite (`"brax:ant"`), the import path
+    `"module:Class"` of a class or of a function annotated to return an environment, or an environment object. An object
+    that follows Lehr's protocol is returned unchanged; one from another suite is adapted. The parameters are passed to
+    the class or function.
 
     >>> make("MountainCar-v0", force=0.002)
     TimeLimit(env=MountainCar(force=0.002, goal_position=0.5), max_steps=200)
@@ -86,36 +86,40 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     if max_steps is None:
         return made
     if isinstance(made, HostEnvironment):
-        raise InputError(f"{env} is registered with max_steps, but runs on the host: give the limit to its suite.")
+        raise InputError(
+            f"{env} is registered with max_steps, but it is a host environment: set the time limit in its own suite."
+        )
     return TimeLimit(made, max_steps)
 
 
 def adapter(prefix: str) -> ModuleType:
-    """The module that adapts an ecosystem's environments, with `make`, `adapt` and `names`."""
+    """Return the module that adapts an ecosystem's environments, with `make`, `adapt` and `names`."""
     folder, _ = ADAPTERS[prefix]
     return importlib.import_module(f"lehr.envs.{folder}.{prefix}")
 
 
 def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
-    """An environment that exists already."""
+    """Return an existing environment object, adapted if it comes from another suite."""
     parents = type(env).__mro__
     ours = isinstance(env, HostEnvironment) or Environment in parents
     packages = set() if ours else {parent.__module__.partition(".")[0] for parent in parents}
     for prefix, (_, package) in ADAPTERS.items():
         if package in packages:
             return adapter(prefix).adapt(env, **parameters)
-    if not isinstance(env, HostEnvironment) and not _steps(env):
-        raise InputError(f"An environment has the methods reset and step, but {env!r} has not: see check_env.")
+    if not isinstance(env, HostEnvironment) and not _has_reset_and_step(env):
+        raise InputError(
+            f"{env!r} is not an environment: it must have the methods reset and step; see lehr.envs.check_env."
+        )
     if parameters:
         raise InputError(
-            f"The parameters {', '.join(parameters)} came with an environment that exists already: give them "
-            "to its class, or name the environment by a text."
+            f"Got an environment object together with the parameters {', '.join(parameters)}: pass them to its class, "
+            "or give the environment by name."
         )
     return env
 
 
 def own_code(env: str) -> str | None:
-    """The module outside Lehr and its suites that making this environment would import; `None` where there is none.
+    """Return the module outside of Lehr and its suites that `make(env)` would import, or `None`.
 
     >>> own_code("brax:ant"), own_code("CartPole-v1"), own_code("my_package.tasks:Maze")
     (None, None, 'my_package.tasks')
@@ -134,16 +138,16 @@ def own_code(env: str) -> str | None:
 
 
 def own_code_in(parameters: Any) -> str | None:
-    """The module that a text among an environment's parameters names: some suites import what they are told to wrap.
+    """Return the module that a string in an environment's parameters names, which some suites would import.
 
     >>> own_code_in({"env_id": "my_package:Maze-v0"}), own_code_in({"backend": "spring"})
     ('my_package', None)
     """
-    return next((text.partition(":")[0] for text in _texts(parameters) if _NAMES_CODE.match(text)), None)
+    return next((text.partition(":")[0] for text in _strings(parameters) if _MODULE_PREFIX.match(text)), None)
 
 
 def _is_pettingzoos(name: str) -> bool:
-    """Whether a module is one of PettingZoo's own, seen from its files."""
+    """Whether a module belongs to PettingZoo, judged by its files, without importing it."""
     suites = adapter("pettingzoo").SUITES
     places = [f"pettingzoo.{name}", *(name for suite in suites if name.partition(".")[0] == suite)]
     for place in places:
@@ -155,59 +159,58 @@ def _is_pettingzoos(name: str) -> bool:
     return False
 
 
-def _texts(tree: Any) -> list[str]:
-    """All texts in a nest of mappings and lists."""
+def _strings(tree: Any) -> list[str]:
+    """Return all strings in nested mappings and lists."""
     if isinstance(tree, Mapping):
-        return [text for pair in tree.items() for part in pair for text in _texts(part)]
+        return [string for pair in tree.items() for part in pair for string in _strings(part)]
     if isinstance(tree, list | tuple):
-        return [text for item in tree for text in _texts(item)]
+        return [string for item in tree for string in _strings(item)]
     return [tree] if isinstance(tree, str) else []
 
 
 def _import(name: str) -> Callable[..., Environment]:
-    """The class or function that `module:attribute` names; what makes no environments is refused, and not called."""
+    """Import `module:attribute`; anything that does not create environments is refused without calling it."""
     if ":" not in name:
         known = {registered.lower(): registered for registered in sorted(_registry, key=len)}
-        near = [word for word in known if word.startswith(name.lower())]
-        near = near or difflib.get_close_matches(name.lower(), known, n=1)
-        meant = f" (did you mean {known[near[0]]!r}?)" if near else ""
+        close = [word for word in known if word.startswith(name.lower())]
+        close = close or difflib.get_close_matches(name.lower(), known, n=1)
+        meant = f" (did you mean {known[close[0]]!r}?)" if close else ""
         raise InputError(
-            f"There is no environment named {name!r}{meant}: choose one of {', '.join(names())}, one of another suite "
-            f"behind its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or one of your own as "
-            "'module:Class'."
+            f"There is no environment named {name!r}{meant}: choose one of {', '.join(names())}, one from another "
+            f"suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own as 'module:Class'."
         )
     found = plugins.import_object(name, "environment")
     if any(entry.factory is found for entry in _registry.values()) or _makes_environments(found):
         return found
     raise InputError(
-        f"{name!r} is {plugins.shortened(repr(found))}, which makes no environments; give a class with the methods "
-        "reset and step, or a function whose return type says that it makes one, as in 'def make() -> Environment'."
+        f"{name!r} is {plugins.shortened(repr(found))}, which does not create environments; give a class with the "
+        "methods reset and step, or a function annotated to return an environment, as in 'def make() -> Environment'."
     )
 
 
 def _makes_environments(factory: Any) -> bool:
-    """Whether it is an environment's class, or a function annotated to return one."""
+    """Whether this is an environment class, or a function annotated to return an environment."""
     if isinstance(factory, type):
-        return issubclass(factory, HostEnvironment) or _steps(factory)
+        return issubclass(factory, HostEnvironment) or _has_reset_and_step(factory)
     if not callable(factory):
         return False
     try:
         made = typing.get_type_hints(factory).get("return")
-    except Exception:  # an annotation that names what is not there says nothing
+    except Exception:  # annotations that cannot be resolved are ignored
         return False
-    return isinstance(made, type) and (issubclass(made, HostEnvironment) or _steps(made))
+    return isinstance(made, type) and (issubclass(made, HostEnvironment) or _has_reset_and_step(made))
 
 
-def _steps(thing: Any) -> bool:
+def _has_reset_and_step(thing: Any) -> bool:
     return callable(getattr(thing, "reset", None)) and callable(getattr(thing, "step", None))
 
 
 def _call(name: str, factory: Callable[..., Environment], parameters: dict[str, Any]) -> Environment:
-    """The environment that the factory makes, or one sentence about the parameters it does not take."""
+    """Call the factory, or raise an error that lists the parameters it takes."""
     signature = inspect.signature(factory)
     try:
         signature.bind(**parameters)
     except TypeError as error:
         known = ", ".join(signature.parameters) or "none"
-        raise InputError(f"{name} cannot be made like this ({error}); its parameters are: {known}.") from None
+        raise InputError(f"{name} cannot be created with these parameters ({error}); it takes: {known}.") from None
     return factory(**parameters)

@@ -1,6 +1,6 @@
-"""Environments around environments: each a frozen dataclass, pure, with its own part of the state in a `NamedTuple`.
+"""Wrappers around environments: frozen dataclasses with pure functions; their state is a `NamedTuple`.
 
-`AutoReset` goes outermost, so that a reset also resets what the other wrappers remember; `Batch` goes around it.
+`AutoReset` must be the outermost wrapper, so that a reset also resets the state of the others. `Batch` goes around it.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,15 @@ from lehr.types import Key, PyTree, Timestep
 
 @dataclass(frozen=True)
 class Wrapper(Environment):
-    """The abstract parent: the attributes are those of the environment inside unless a wrapper changes them."""
+    """Abstract base class; attributes that a wrapper does not override are those of the wrapped environment."""
 
     env: Environment
 
     def __post_init__(self) -> None:
         if isinstance(self.env, AutoReset):
             raise InputError(
-                f"{type(self).__name__} is around AutoReset, which would not reset it: put AutoReset outermost."
+                f"{type(self).__name__} wraps AutoReset, which would not reset it: make AutoReset the outermost "
+                "wrapper."
             )
 
     @property
@@ -41,22 +42,22 @@ class Wrapper(Environment):
 
     @property
     def num_agents(self) -> int:
-        """How many agents act at every step."""
+        """The number of agents that act at every step."""
         return self.env.num_agents
 
     @property
     def env_steps_per_step(self) -> int:
-        """How many steps of the task one call of `step` makes."""
+        """The number of steps of the task per call of `step`."""
         return self.env.env_steps_per_step
 
     @property
     def truncation_gap(self) -> int:
-        """How many steps at least lie between two truncations."""
+        """A lower bound on the number of steps between two truncations."""
         return self.env.truncation_gap
 
     @property
     def environments_per_reset(self) -> int:
-        """How many environments of a batch share the computation of one reset at every step."""
+        """How many environments of a batch share one reset computation per step."""
         return self.env.environments_per_reset
 
     @property
@@ -65,19 +66,19 @@ class Wrapper(Environment):
         return () if self.num_agents == 1 else (self.num_agents,)
 
     def _per_agent(self, function: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
-        """Apply a function of one agent's value to the values of all."""
+        """Apply a function to each agent's value."""
         return (function if self.num_agents == 1 else jax.vmap(function))(value)
 
 
 def _check_count(wrapper: Wrapper, name: str, value: Any) -> None:
     if not isinstance(value, int) or value < 1:
-        raise InputError(f"{type(wrapper).__name__} needs {name} of at least 1, a whole number, but got {value!r}.")
+        raise InputError(f"{type(wrapper).__name__} got {name}={value!r}; it must be an integer of at least 1.")
 
 
 def _bounded_box(wrapper: Wrapper, space: Space) -> Box:
     if not isinstance(space, Box) or not space.bounded:
         raise InputError(
-            f"{type(wrapper).__name__} needs an action space that is a Box with finite bounds, not {space}."
+            f"{type(wrapper).__name__} needs a Box with finite bounds as the action space, but got {space}."
         )
     return space
 
@@ -91,7 +92,7 @@ class TimeLimitState(NamedTuple):
 
 @dataclass(frozen=True)
 class TimeLimit(Wrapper):
-    """Truncate an episode at its `max_steps`-th step; `terminated` stays as it is, so both may be set there."""
+    """Truncate episodes after `max_steps` steps. `terminated` is unchanged, so both flags may be set at that step."""
 
     max_steps: int
 
@@ -101,16 +102,16 @@ class TimeLimit(Wrapper):
 
     @property
     def truncation_gap(self) -> int:
-        """The limit, unless the environment inside truncates more often."""
+        """The limit, or that of the wrapped environment if it is smaller."""
         return min(self.max_steps, self.env.truncation_gap)
 
     def reset(self, key: Key) -> tuple[TimeLimitState, PyTree]:
-        """Begin an episode with the count at 0."""
+        """Start an episode and set the step count to 0."""
         env_state, obs = self.env.reset(key)
         return TimeLimitState(env_state, jnp.int32(0)), obs
 
     def step(self, key: Key, state: TimeLimitState, action: PyTree) -> tuple[TimeLimitState, Timestep]:
-        """Act once and count; at the limit every agent is truncated."""
+        """Take one step and count it; at the limit all agents are truncated."""
         env_state, timestep = self.env.step(key, state.env_state, action)
         elapsed = state.elapsed + 1
         truncated = timestep.truncated | (elapsed >= self.max_steps)
@@ -119,24 +120,24 @@ class TimeLimit(Wrapper):
 
 @dataclass(frozen=True)
 class AutoReset(Wrapper):
-    """Begin the next episode in the step that ends one, which is when all agents are terminated or truncated.
+    """Start the next episode in the step in which one ends, that is, when all agents are terminated or truncated.
 
-    The timestep's reward and flags are those of the step; its `obs` is the one to act on next, that is the first of
-    the new episode after an end. `info["final_obs"]` is always the observation before any reset: the value of a
-    truncated episode is bootstrapped from it. The state is that of the environment inside.
+    The reward and the flags of the timestep are those of the step. Its `obs` is the observation to act on next: the
+    first one of the new episode if the old one ended. `info["final_obs"]` is always the observation before any reset,
+    from which the value of a truncated episode is bootstrapped. The state is that of the wrapped environment.
     """
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin the first episode."""
+        """Start the first episode."""
         return self.env.reset(key)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once; both outcomes are computed and one is selected, which under `vmap` is all that a branch can do."""
+        """Take one step. Both outcomes are computed and one is selected; `vmap` would evaluate both branches anyway."""
         next_state, timestep = self._advance(key, state, action)
-        return self._begun(next_state, timestep, self._fresh(key))
+        return self._select(next_state, timestep, self._fresh(key))
 
     def step_batch(self, keys: Key, states: PyTree, actions: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once in each of many environments, `[N]` keys; see `Environment.environments_per_reset`."""
+        """Step a batch of environments, with keys `[N]`; see `Environment.environments_per_reset`."""
         if self.environments_per_reset == 1:
             return jax.vmap(self.step)(keys, states, actions)
         next_states, timesteps = jax.vmap(self._advance)(keys, states, actions)
@@ -144,11 +145,11 @@ class AutoReset(Wrapper):
         count = len(jax.tree.leaves(fresh)[0])
         done = timesteps.terminated | timesteps.truncated
         done = done if self.num_agents == 1 else done.all(axis=1)
-        turn = (jnp.cumsum(done) - 1) % count  # the first that is done takes the first reset, and so on
+        turn = (jnp.cumsum(done) - 1) % count  # the i-th environment that is done takes the i-th reset
         given = jax.tree.map(lambda x: jnp.take(x, turn, axis=0, mode="clip"), fresh)
-        return jax.vmap(self._begun)(next_states, timesteps, given)
+        return jax.vmap(self._select)(next_states, timesteps, given)
 
-    # Folding costs one hash per key that is used; a split would cost both, and most tasks step without a key.
+    # fold_in costs one hash per key that is used; split would compute both, and most tasks do not use their step key.
 
     def _advance(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         return self.env.step(jax.random.fold_in(key, 0), state, action)
@@ -156,15 +157,15 @@ class AutoReset(Wrapper):
     def _fresh(self, key: Key) -> tuple[PyTree, PyTree]:
         return self.env.reset(jax.random.fold_in(key, 1))
 
-    def _begun(self, state: PyTree, timestep: Timestep, fresh: tuple[PyTree, PyTree]) -> tuple[PyTree, Timestep]:
-        """What follows a step: the fresh state and observation if the episode is over, else the step's own."""
+    def _select(self, state: PyTree, timestep: Timestep, fresh: tuple[PyTree, PyTree]) -> tuple[PyTree, Timestep]:
+        """Select the fresh state and observation if the episode is over, otherwise those of the step."""
         done = jnp.all(timestep.terminated | timestep.truncated)
         state, obs = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, (state, timestep.obs))
         return state, timestep._replace(obs=obs, info={**timestep.info, "final_obs": timestep.obs})
 
 
 class EpisodeStatisticsState(NamedTuple):
-    """Sums over the episode so far, each `[]` or `[A]`; `ended` marks agents that were done before this step."""
+    """Running totals of the episode, each `[]` or `[A]`; `ended` marks agents that are already done."""
 
     env_state: PyTree
     episode_return: jax.Array
@@ -174,23 +175,23 @@ class EpisodeStatisticsState(NamedTuple):
 
 @dataclass(frozen=True)
 class EpisodeStatistics(Wrapper):
-    """Report the episode in `info`, each entry `[]`, or `[A]` with several agents.
+    """Add episode statistics to `info`, each `[]`, or `[A]` with several agents.
 
-    `episode_return`, float32: the undiscounted sum of rewards so far, this step included.
-    `episode_length`, int32: the number of calls of `step` so far, this one included.
-    `episode_done`, bool: the agent's episode ends with this step, so the two are final. It is set once per episode:
-    an agent that is done before the others keeps its numbers and counts no further.
+    `episode_return`, float32: the undiscounted sum of rewards so far, including this step.
+    `episode_length`, int32: the number of calls of `step` so far, including this one.
+    `episode_done`, bool: the agent's episode ends with this step, so the other two are final. It is set once per
+    episode: the statistics of an agent that is done before the others no longer change.
     """
 
     def reset(self, key: Key) -> tuple[EpisodeStatisticsState, PyTree]:
-        """Begin an episode with everything at 0."""
+        """Start an episode and set all statistics to 0."""
         env_state, obs = self.env.reset(key)
         shape = self._agents
         zeros = jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool)
         return EpisodeStatisticsState(env_state, *zeros), obs
 
     def step(self, key: Key, state: EpisodeStatisticsState, action: PyTree) -> tuple[EpisodeStatisticsState, Timestep]:
-        """Act once and add up."""
+        """Take one step and update the statistics."""
         env_state, timestep = self.env.step(key, state.env_state, action)
         done = timestep.terminated | timestep.truncated
         statistics = {
@@ -206,7 +207,7 @@ class EpisodeStatistics(Wrapper):
 
 @dataclass(frozen=True)
 class ClipAction(Wrapper):
-    """Take any real action and clip it to the bounds of the environment's."""
+    """Accept any real action and clip it to the bounds of the environment's action space."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,25 +215,26 @@ class ClipAction(Wrapper):
 
     @property
     def action_space(self) -> Box:
-        """The unbounded box of the same shape."""
+        """An unbounded box of the same shape."""
         inner = _bounded_box(self, self.env.action_space)
         return Box(-np.inf, np.inf, inner.shape, inner.dtype)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         return self.env.reset(key)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once with the clipped action."""
+        """Take one step with the clipped action."""
         inner = _bounded_box(self, self.env.action_space)
         return self.env.step(key, state, self._per_agent(lambda a: jnp.clip(a, inner.low, inner.high), action))
 
 
 @dataclass(frozen=True)
 class RescaleAction(Wrapper):
-    """Take actions in `[low, high]` and map them linearly onto the bounds of the environment's.
+    """Map actions in `[low, high]` linearly to the bounds of the environment's action space.
 
-    An action outside is mapped outside: put `ClipAction` inside this wrapper to clip it.
+    Actions outside of `[low, high]` are mapped outside of these bounds: wrap the environment in `ClipAction` first to
+    clip them.
     """
 
     low: float = -1.0
@@ -242,19 +244,21 @@ class RescaleAction(Wrapper):
         super().__post_init__()
         _bounded_box(self, self.env.action_space)
         if not -np.inf < self.low < self.high < np.inf:
-            raise InputError(f"RescaleAction needs finite low < high, but got {self.low} and {self.high}.")
+            raise InputError(
+                f"RescaleAction got low={self.low} and high={self.high}; both must be finite, with low < high."
+            )
 
     @property
     def action_space(self) -> Box:
-        """The box from `low` to `high` of the same shape."""
+        """A box of the same shape from `low` to `high`."""
         return Box(self.low, self.high, self.env.action_space.shape)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         return self.env.reset(key)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once with the rescaled action."""
+        """Take one step with the rescaled action."""
         inner = _bounded_box(self, self.env.action_space)
         slope = (inner.high - inner.low) / (self.high - self.low)
         return self.env.step(key, state, self._per_agent(lambda a: inner.low + slope * (a - self.low), action))
@@ -269,7 +273,7 @@ class FrameStackState(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """Observe the last `k` observations, oldest first, along a new first axis; the first one of an episode fills it."""
+    """Stack the last `k` observations, oldest first, along a new first axis; a reset fills it with the first one."""
 
     k: int
 
@@ -280,7 +284,7 @@ class FrameStack(Wrapper):
 
     @property
     def observation_space(self) -> Space:
-        """Each box of the environment's with `k` in front of its shape."""
+        """The environment's space with a leading axis of length `k` on every box."""
         return self._stack(self.env.observation_space)
 
     def _stack(self, space: Space) -> Space:
@@ -291,17 +295,17 @@ class FrameStack(Wrapper):
                 return Box(low, high, shape, space.dtype)
             case Dict():
                 return Dict({name: self._stack(inner) for name, inner in space.spaces.items()})
-        raise InputError(f"FrameStack stacks a Box or a Dict of boxes, not {space}: put FlattenObservation inside it.")
+        raise InputError(f"FrameStack needs a Box or a Dict of boxes, but got {space}: apply FlattenObservation first.")
 
     def reset(self, key: Key) -> tuple[FrameStackState, PyTree]:
-        """Begin an episode with `k` copies of its first observation."""
+        """Start an episode with `k` copies of its first observation."""
         env_state, obs = self.env.reset(key)
         fill = jax.vmap(lambda obs: obs, in_axes=None, out_axes=0, axis_size=self.k)
         frames = self._per_agent(fill, obs)
         return FrameStackState(env_state, frames), frames
 
     def step(self, key: Key, state: FrameStackState, action: PyTree) -> tuple[FrameStackState, Timestep]:
-        """Act once, drop the oldest observation and append the new one."""
+        """Take one step, drop the oldest observation and append the new one."""
         env_state, timestep = self.env.step(key, state.env_state, action)
 
         def push(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -314,7 +318,7 @@ class FrameStack(Wrapper):
 
 @dataclass(frozen=True)
 class ActionRepeat(Wrapper):
-    """Make each action `k` times: rewards are summed, and the repeat stops where the episode ends."""
+    """Repeat each action `k` times and sum the rewards; stop repeating when the episode ends."""
 
     k: int
 
@@ -324,20 +328,20 @@ class ActionRepeat(Wrapper):
 
     @property
     def env_steps_per_step(self) -> int:
-        """`k` times that of the environment inside."""
+        """`k` times that of the wrapped environment."""
         return self.k * self.env.env_steps_per_step
 
     @property
     def truncation_gap(self) -> int:
-        """That of the environment inside, in steps of this one."""
+        """That of the wrapped environment, in steps of this one."""
         return max(1, self.env.truncation_gap // self.k)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         return self.env.reset(key)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act `k` times; observation, flags and info are those of the last step made."""
+        """Repeat the action `k` times; observation, flags and info are those of the last step taken."""
         first_key, *other_keys = jax.random.split(key, self.k)
         carry = self.env.step(first_key, state, action)
         if not other_keys:
@@ -355,20 +359,20 @@ class ActionRepeat(Wrapper):
 
 @dataclass(frozen=True)
 class FlattenObservation(Wrapper):
-    """Observe one float32 vector: boxes ravelled, integers one-hot, dicts concatenated in the order of their names."""
+    """Flatten observations to one float32 vector: boxes ravelled, integers one-hot, dicts concatenated by name."""
 
     @property
     def observation_space(self) -> Box:
-        """The box of one axis."""
+        """A one-dimensional box."""
         return flatten_space(self.env.observation_space)
 
     def reset(self, key: Key) -> tuple[PyTree, jax.Array]:
-        """Begin an episode."""
+        """Start an episode."""
         state, obs = self.env.reset(key)
         return state, self._flatten(obs)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once."""
+        """Take one step."""
         state, timestep = self.env.step(key, state, action)
         return state, timestep._replace(obs=self._flatten(timestep.obs))
 
@@ -378,7 +382,7 @@ class FlattenObservation(Wrapper):
 
 @dataclass(frozen=True)
 class HideObservation(Wrapper):
-    """Observe only some entries of a vector: `(0, 2)` keeps the first and the third."""
+    """Keep only some entries of a vector observation: `(0, 2)` keeps the first and the third."""
 
     indices_to_keep: tuple[int, ...]
 
@@ -387,41 +391,44 @@ class HideObservation(Wrapper):
         object.__setattr__(self, "indices_to_keep", tuple(self.indices_to_keep))
         space = self.env.observation_space
         if not isinstance(space, Box) or len(space.shape) != 1:
-            raise InputError(f"HideObservation needs a Box of one axis, not {space}: put FlattenObservation inside it.")
+            raise InputError(
+                f"HideObservation needs a one-dimensional Box, but got {space}: apply FlattenObservation first."
+            )
         if not self.indices_to_keep or not all(0 <= i < space.shape[0] for i in self.indices_to_keep):
             raise InputError(
-                f"HideObservation keeps entries 0 to {space.shape[0] - 1} of {space}, but got {self.indices_to_keep}."
+                f"HideObservation got indices_to_keep={self.indices_to_keep}; give at least one index, each from 0 to "
+                f"{space.shape[0] - 1}."
             )
 
     @property
     def observation_space(self) -> Box:
-        """The box of the entries that are kept."""
+        """A box of the entries that are kept."""
         space, kept = self.env.observation_space, np.array(self.indices_to_keep)
         assert isinstance(space, Box)
         return Box(space.low[kept], space.high[kept], dtype=space.dtype)
 
     def reset(self, key: Key) -> tuple[PyTree, jax.Array]:
-        """Begin an episode."""
+        """Start an episode."""
         state, obs = self.env.reset(key)
         return state, obs[..., np.array(self.indices_to_keep)]
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once."""
+        """Take one step."""
         state, timestep = self.env.step(key, state, action)
         return state, timestep._replace(obs=timestep.obs[..., np.array(self.indices_to_keep)])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`N = num_envs` copies of an environment that step together; every array has a leading axis `N`."""
+    """A batch of `N = num_envs` copies of an environment; every array has a leading axis `N`."""
 
     env: Environment
     num_envs: int
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode in each: `(states, observations)`."""
+        """Start an episode in every copy and return `(states, observations)`."""
         return jax.vmap(self.env.reset)(jax.random.split(key, self.num_envs))
 
     def step(self, key: Key, states: PyTree, actions: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once in each: `(states, timestep)`, with `actions` `[N, ...]`."""
+        """Step every copy with `actions` `[N, ...]` and return `(states, timestep)`."""
         return jax.vmap(self.env.step)(jax.random.split(key, self.num_envs), states, actions)

@@ -1,1 +1,1 @@
-"""The mathematics: arrays in, arrays out, each function with its formula."""
+"""Mathematical functions on arrays, each documented with its formula."""

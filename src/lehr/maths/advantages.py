@@ -1,17 +1,17 @@
 """Advantage and return estimators: arrays `[T, N]` in, arrays `[T, N]` out.
 
-Every estimator is one reverse linear recurrence over time, solved by `linear_recurrence`. Their arguments:
+Every estimator is a reverse linear recurrence over time, solved by `linear_recurrence`. The arguments are:
 
-- `rewards[t]`, what followed the action of step t;
+- `rewards[t]`, the reward of the action at step t;
 - `values[t]`, V(s_t);
-- `next_values[t]`, V of the observation that really followed step t: where an episode ended, its final
-  observation and never the reset one;
-- `terminated[t]`, the episode ended in a state worth nothing, so nothing is bootstrapped;
+- `next_values[t]`, V of the observation after step t; where an episode ended, this is its final observation, never
+  the one after the reset;
+- `terminated[t]`: the episode ended in a terminal state of value 0, so there is no bootstrapping;
 - `done[t]`, terminated or truncated: the next row belongs to another episode, so the recurrence stops;
-- `log_ratios[t]`, log π(a_t|s_t) − log μ(a_t|s_t), the learner's policy π against the one that acted, μ.
+- `log_ratios[t]`, log π(a_t|s_t) − log μ(a_t|s_t), with the learner's policy π and the behaviour policy μ.
 
-The discount, lambda and the clips are numbers or traced scalars. Gradients pass through: wrap what is
-meant as data in `jax.lax.stop_gradient`. Axes after the first are free: `[T]` works as `[T, N]` does.
+The discount, lambda and the clips are numbers or traced scalars. Gradients flow through all arguments: wrap targets in
+`jax.lax.stop_gradient`. Any axes may follow the first: `[T]` works as well as `[T, N]`.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def gae(
         A_t = δ_t + γ λ (1 − done_t) A_{t+1}
         returns_t = A_t + V_t
 
-    The second step is cut by a time limit; it bootstraps from 4, and the last step tells it nothing:
+    The second step is truncated by a time limit: it bootstraps from 4 and is independent of the third step.
 
     >>> rewards, values, next_values = jnp.array([1.0, 1.0, 1.0]), jnp.zeros(3), jnp.array([0.0, 4.0, 0.0])
     >>> terminated, done = jnp.array([False, False, False]), jnp.array([False, True, False])
@@ -56,7 +56,7 @@ def gae(
 def advantages_of(
     rollout: Rollout, discount: float | jax.Array, gae_lambda: float | jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The advantages and returns of a rollout by `gae`, `[T, N]` each."""
+    """Compute the advantages and returns of a rollout with `gae`, `[T, N]` each."""
     return gae(
         rollout.reward,
         rollout.value,
@@ -80,15 +80,15 @@ def corrected_gae(
     c_clip: float | jax.Array,
     gae_lambda: float | jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """GAE for data of another policy, with V-trace's clipped ratios: advantages and returns, `[T, N]` each.
+    """GAE for off-policy data, with V-trace's clipped ratios: advantages and returns, `[T, N]` each.
 
         ρ_t = min(ρ̄, π/μ),  c_t = min(c̄, π/μ)
         δ_t = ρ_t (r_t + γ (1 − terminated_t) V'_t − V_t)
         A_t = δ_t + γ λ c_t (1 − done_t) A_{t+1}
         returns_t = A_t + V_t
 
-    This is PufferLib's advantage. The returns are the value targets of `vtrace`; where π = μ and no clip is
-    below 1, both are those of `gae`.
+    This is PufferLib's advantage. The returns are the value targets of `vtrace`. If π = μ and no clip is below 1, both
+    equal those of `gae`.
 
     >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
     >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
@@ -131,8 +131,8 @@ def vtrace(
         v_t = V_t + ρ_t (r_t + γ (1 − terminated_t) V'_t − V_t) + γ c_t (1 − done_t) (v_{t+1} − V_{t+1})
         A_t = min(ρ̄_policy, π/μ) (r_t + γ v'_t − V_t)
 
-    with v'_t = v_{t+1} inside an episode, 0 where it terminated, and V'_t where it or the rollout was cut. ρ̄_policy is
-    ρ̄ where it is not given.
+    with v'_t = v_{t+1} within an episode, 0 where it terminated, and V'_t where it was truncated or the rollout ends.
+    ρ̄_policy defaults to ρ̄.
 
     >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
     >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
@@ -153,14 +153,14 @@ def vtrace(
 def vtrace_of(
     rollout: Rollout, values: jax.Array, log_ratios: jax.Array, coef: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """The value targets and advantages of a rollout by `vtrace`, `[T, N]` each, for a learner ahead of who acted.
+    """Compute the value targets and advantages of an off-policy rollout with `vtrace`, `[T, N]` each.
 
-    Inside the rollout it is the learner's values that count. Of the observations at which an episode or the rollout was
-    cut there are those of the one who acted.
+    Within the rollout, the learner's values are used. For the observations at which an episode was truncated or the
+    rollout ends, only the behaviour policy's values are available.
 
     Args:
-        rollout: of the policy μ.
-        values: `[T, N]`, of the learner.
+        rollout: collected with the behaviour policy μ.
+        values: `[T, N]`, the learner's values.
         log_ratios: `[T, N]`, log π − log μ.
         coef: discount, gae_lambda, rho_clip, c_clip and policy_rho_clip.
     """
@@ -188,11 +188,11 @@ def lambda_returns(
     return_lambda: float | jax.Array,
     done: jax.Array | None = None,
 ) -> jax.Array:
-    """TD(λ) returns `[T, N]` with a continuation per step, as Dreamer uses them.
+    """TD(λ) returns `[T, N]` with a continuation probability per step, as in Dreamer.
 
         G_t = r_t + γ continues_t ((1 − λ_t) V'_t + λ_t G_{t+1})
 
-    with λ_t = λ inside an episode, and 0 where it is done and at the last step, which bootstrap from V'_t.
+    with λ_t = λ within an episode. It is 0 where the episode is done and at the last step, which bootstrap from V'_t.
 
     Args:
         rewards: `[T, N]`.
@@ -200,7 +200,7 @@ def lambda_returns(
         continues: `[T, N]` in [0, 1], the probability that the state after step t is not terminal.
         discount: γ, a scalar.
         return_lambda: λ, a scalar.
-        done: `[T, N]`, or `None` in imagination, where no sequence is cut.
+        done: `[T, N]`, or `None` for imagined sequences, which never end early.
 
     >>> lambda_returns(jnp.ones(3), jnp.full(3, 2.0), jnp.array([1.0, 1.0, 0.5]), 0.5, 0.5).tolist()
     [1.96875, 1.875, 1.5]

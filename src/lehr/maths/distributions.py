@@ -1,12 +1,12 @@
-"""Distributions over actions: what a policy network answers, as a pytree of arrays.
+"""Action distributions, the output of a policy network, as pytrees of arrays.
 
 All of them share one interface, batched over the leading axes `...` of their parameters:
 
 - `sample(key)`: actions; `sample_and_log_prob(key)`: actions and their log probabilities `[...]`;
 - `log_prob(action)`, `kl(other)` and `entropy(key=None, samples=1)`: `[...]`, summed over an action's components;
-- `has_exact_entropy`: where true, `entropy` is a closed form and takes no notice of its arguments; where false,
-  it is an unbiased estimate that needs a key;
-- `mode()`: the action to take when nothing should be left to chance;
+- `has_exact_entropy`: if true, `entropy` is a closed form and ignores its arguments; if false, it is an unbiased
+  estimate that needs a key;
+- `mode()`: the deterministic action;
 - `std()`: `[..., A]` for continuous actions, `None` for discrete ones.
 """
 
@@ -28,8 +28,8 @@ from lehr.types import Key
 class Categorical:
     """One of `A` categories: `p_i = exp(l_i) / Σ_j exp(l_j)` for logits `l`, `[..., A]`.
 
-    An action is int32 `[...]`. A logit of −inf forbids its category: it is never drawn, and adds nothing to entropy
-    and divergence.
+    An action is int32 `[...]`. A logit of −inf masks its category: it is never sampled and contributes nothing to
+    entropy and divergence.
 
     >>> policy = Categorical(jnp.log(jnp.array([0.5, 0.25, 0.25])))
     >>> round(float(policy.entropy()) / math.log(2), 4)
@@ -48,11 +48,11 @@ class Categorical:
         return shifted - jnp.log(_last_sum(jnp.exp(shifted)))[..., None]
 
     def sample(self, key: Key) -> jax.Array:
-        """Draw by inverting the cumulative distribution: one random number for an action, whatever `A` is."""
+        """Sample by inverting the cumulative distribution: one random number per action, whatever `A` is."""
         return _inverse_cdf(key, jnp.exp(self.log_probs))
 
     def sample_and_log_prob(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Draw actions, and give their log probabilities from the same softmax."""
+        """Sample actions and return their log probabilities, from a single softmax."""
         log_probs = self.log_probs
         action = _inverse_cdf(key, jnp.exp(log_probs))
         return action, _pick(log_probs, action)
@@ -87,8 +87,8 @@ class Categorical:
 class MultiCategorical:
     """`K` independent categoricals, the k-th over `nvec[k]` categories. An action is int32 `[..., K]`.
 
-    The logits of all components lie side by side, `[..., Σ nvec]`. They are evaluated together, as one
-    `Categorical` over `[..., K, max nvec]` whose missing categories are forbidden.
+    The logits of all components are concatenated, `[..., Σ nvec]`. They are evaluated together, as one `Categorical`
+    over `[..., K, max nvec]` whose missing categories are masked.
 
     >>> policy = MultiCategorical(jnp.zeros(5), nvec=(2, 3))
     >>> round(float(jnp.exp(policy.entropy())), 4)
@@ -101,18 +101,18 @@ class MultiCategorical:
     has_exact_entropy: ClassVar[bool] = True
 
     def components(self) -> Categorical:
-        """The components as one `Categorical` with batch axes `[..., K]`."""
+        """Return the components as one `Categorical` with batch axes `[..., K]`."""
         widest = max(self.nvec)
         stops = [sum(self.nvec[: k + 1]) for k in range(len(self.nvec))]
         padded = [_pad(self.logits[..., stop - n : stop], widest) for n, stop in zip(self.nvec, stops, strict=True)]
         return Categorical(jnp.stack(padded, -2))
 
     def sample(self, key: Key) -> jax.Array:
-        """Draw every component."""
+        """Sample every component."""
         return self.components().sample(key)
 
     def sample_and_log_prob(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Draw actions, and give their log probabilities from the same softmax."""
+        """Sample actions and return their log probabilities, from a single softmax."""
         action, log_prob = self.components().sample_and_log_prob(key)
         return action, log_prob.sum(-1)
 
@@ -157,7 +157,7 @@ class Normal:
         return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape)
 
     def sample_and_log_prob(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Draw actions, and give their log densities."""
+        """Sample actions and return their log densities."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
@@ -188,11 +188,10 @@ class Normal:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TanhNormal:
-    """A `Normal` squashed onto a box: `a = low + (high − low) (tanh u + 1)/2` with `u ~ N(μ, σ²)`, `[..., A]`.
+    """A `Normal` squashed to a box: `a = low + (high − low) (tanh u + 1)/2` with `u ~ N(μ, σ²)`, `[..., A]`.
 
-    Its density is that of `u` over the slope of the squashing, `log p(a) = log N(u) − Σ_i log da_i/du_i`; its
-    entropy has no closed form. `low` and `high` are static, one number per component. An action is float32
-    `[..., A]`.
+    Its density is that of `u` divided by the slope of the squashing, `log p(a) = log N(u) − Σ_i log da_i/du_i`; its
+    entropy has no closed form. `low` and `high` are static, one number per component. An action is float32 `[..., A]`.
 
     >>> policy = TanhNormal(jnp.zeros(1), jnp.zeros(1), low=(-2.0,), high=(4.0,))
     >>> policy.mode().tolist()
@@ -212,18 +211,18 @@ class TanhNormal:
         return Normal(self.mean, self.log_std)
 
     def sample(self, key: Key) -> jax.Array:
-        """Squash a draw of `u`: differentiable in the mean and σ."""
+        """Squash a sample of `u`: differentiable in the mean and σ."""
         return self._squash(self.normal.sample(key))
 
     def sample_and_log_prob(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Draw actions, and give the log densities that `log_prob` finds again for these rounded numbers."""
+        """Sample actions and return their log densities, exactly as `log_prob` computes them from the actions."""
         action = self.sample(key)
         return action, self.log_prob(action)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """`log N(u) − Σ_i log da_i/du_i` at `u = artanh y`, `y` the action brought to (−1, 1).
+        """`log N(u) − Σ_i log da_i/du_i` at `u = artanh y`, where `y` is the action rescaled to (−1, 1).
 
-        At the bounds `u` is infinite: `y` stops one float32 epsilon before them, so the density stays finite.
+        At the bounds `u` would be infinite, so `y` is clipped one float32 epsilon before them.
         """
         low, high = self._bounds()
         limit = 1 - float(jnp.finfo(jnp.float32).eps)
@@ -233,19 +232,21 @@ class TanhNormal:
     def entropy(self, key: Key | None = None, samples: int = 1) -> jax.Array:
         """Estimate `H = −E[log p(a)] = H(u) + E[Σ_i log da_i/du_i]`.
 
-        The first part is exact; the second is the mean over reparametrised samples, differentiable in mean and σ.
+        The first term is exact; the second is a mean over reparametrised samples, differentiable in the mean and σ.
         """
         if key is None:
-            raise InputError("TanhNormal.entropy() was called without a key, but it draws samples: call entropy(key).")
+            raise InputError(
+                "TanhNormal.entropy() was called without a key, but needs one to draw samples: call entropy(key)."
+            )
         draws = jax.vmap(lambda k: self._log_slope(self.normal.sample(k)))(jax.random.split(key, samples))
         return self.normal.entropy() + draws.mean(0)
 
     def kl(self, other: "TanhNormal") -> jax.Array:
-        """The divergence of the normals before squashing: squashing both onto one box does not change it."""
+        """The divergence of the normals before squashing; squashing both to the same box does not change it."""
         return self.normal.kl(other.normal)
 
     def mode(self) -> jax.Array:
-        """The squashed mean: the median of every component."""
+        """The squashed mean, which is the median of every component."""
         return self._squash(self.mean)
 
     def std(self) -> jax.Array:
@@ -253,19 +254,19 @@ class TanhNormal:
         return self.normal.std()
 
     def _bounds(self) -> tuple[jax.Array, jax.Array]:
-        """Low and high, `[..., A]`."""
+        """Return low and high, `[..., A]`."""
         low, high = jnp.array(self.low, self.mean.dtype), jnp.array(self.high, self.mean.dtype)
         return jnp.broadcast_to(low, self.mean.shape), jnp.broadcast_to(high, self.mean.shape)
 
     def _squash(self, u: jax.Array) -> jax.Array:
-        """`u` to an action; rounding must not carry it past a bound."""
+        """Map `u` to an action; clipped, since rounding could exceed a bound."""
         low, high = self._bounds()
         return jnp.clip(low + (high - low) * (0.5 * jnp.tanh(u) + 0.5), low, high)
 
     def _log_slope(self, u: jax.Array) -> jax.Array:
         """`Σ_i log da_i/du_i = Σ_i log((high − low)/2) + log(1 − tanh² u)`.
 
-        `log(1 − tanh² u)` is evaluated as `2 (log 2 − u − softplus(−2u))`, which is exact for large `|u|` too.
+        `log(1 − tanh² u)` is computed as `2 (log 2 − u − softplus(−2u))`, which is also accurate for large `|u|`.
         """
         low, high = self._bounds()
         log_derivative = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
@@ -273,12 +274,12 @@ class TanhNormal:
 
 
 Distribution = Categorical | MultiCategorical | Normal | TanhNormal
-"""Any of them; they are used alike."""
+"""Any action distribution."""
 
 
 UNROLLED = 16
-"""Up to so many categories, sums over them are written out: on a GPU a reduction over a short axis is a kernel of its
-own, while a few additions are part of the kernel around them."""
+"""Up to this many categories, sums over them are unrolled: on a GPU a reduction over a short axis is a separate kernel,
+while a few additions are fused into the surrounding one."""
 
 
 def _columns(x: jax.Array) -> list[jax.Array]:
@@ -286,27 +287,27 @@ def _columns(x: jax.Array) -> list[jax.Array]:
 
 
 def _last_sum(x: jax.Array) -> jax.Array:
-    """The sum over the last axis."""
+    """Sum over the last axis."""
     return functools.reduce(jnp.add, _columns(x)) if x.shape[-1] <= UNROLLED else jnp.sum(x, -1)
 
 
 def _last_max(x: jax.Array) -> jax.Array:
-    """The largest of the last axis."""
+    """Maximum over the last axis."""
     return functools.reduce(jnp.maximum, _columns(x)) if x.shape[-1] <= UNROLLED else jnp.max(x, -1)
 
 
 def _inverse_cdf(key: Key, weights: jax.Array) -> jax.Array:
     """Draw index `i` of the last axis with probability `weights[i] / Σ weights`.
 
-    The draw is the first index whose cumulative weight exceeds a uniform number in `[0, total)`, so never one of zero
-    weight.
+    The sample is the first index whose cumulative weight exceeds a uniform number in `[0, total)`, so an index of zero
+    weight is never drawn.
     """
     uniform = jax.random.uniform(key, weights.shape[:-1])
     if weights.shape[-1] <= UNROLLED:
         sums = list(itertools.accumulate(_columns(weights)))
         passed = [(uniform * sums[-1] >= below).astype(jnp.int32) for below in sums[:-1]]
         return functools.reduce(jnp.add, passed, jnp.zeros(uniform.shape, jnp.int32))
-    # Here rounding in the cumulative sum could leave a sliver to an index of zero weight: it is taken out.
+    # Rounding in cumsum could give an index of zero weight a tiny probability, so exclude those.
     cumulative = jnp.where(weights > 0, jnp.cumsum(weights, -1), 0)
     return jnp.argmax((uniform * cumulative.max(-1))[..., None] < cumulative, -1).astype(jnp.int32)
 
@@ -322,6 +323,6 @@ def _pick(values: jax.Array, index: jax.Array) -> jax.Array:
 
 
 def _pad(logits: jax.Array, width: int) -> jax.Array:
-    """Fill the last axis up to `width` with forbidden categories."""
+    """Pad the last axis to `width` with masked categories."""
     padding = [(0, 0)] * (logits.ndim - 1) + [(0, width - logits.shape[-1])]
     return jnp.pad(logits, padding, constant_values=-jnp.inf)

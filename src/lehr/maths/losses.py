@@ -1,9 +1,9 @@
-"""Losses and the figures that watch them: arrays of one shape in, a scalar out.
+"""Losses and metrics: arrays of the same shape in, a scalar out.
 
-`weights`, where given, make every mean a weighted one, Σ w x / Σ w, and broadcast to the arrays: a mask
-`[T, N]`, or one importance weight per segment, `[N]`. Dividing by Σ w makes a mask right and keeps the size
-of a loss whatever the scale of its weights. For the unbiased importance-sampling mean, Σ w x / n, multiply
-instead: give `weights * advantages` as the advantages.
+With `weights`, every mean is a weighted mean, Σ w x / Σ w. Weights broadcast to the arrays: they are a mask `[T, N]`,
+or one importance weight per segment, `[N]`. Dividing by Σ w is correct for masks, and makes the loss independent of the
+scale of the weights. For the unbiased importance-sampling mean, Σ w x / n, pass `weights * advantages` as the
+advantages instead.
 """
 
 import jax
@@ -15,7 +15,7 @@ from lehr.types import Metrics, Rollout
 
 
 def validity(rollout: Rollout) -> jax.Array | None:
-    """The weights of a rollout's steps: its mask of valid steps, or `None` where all of them are."""
+    """Return the weights of a rollout's steps: its mask of valid steps, or `None` if all are valid."""
     return None if isinstance(rollout.valid, tuple) else rollout.valid
 
 
@@ -29,7 +29,7 @@ def masked(terms: jax.Array, valid: jax.Array | None) -> jax.Array:
 
 
 def weighted_mean(terms: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Σ w x / Σ w, the plain mean without weights, and 0 when all weights are 0.
+    """Σ w x / Σ w; the plain mean without weights, and 0 if all weights are 0.
 
     >>> float(weighted_mean(jnp.array([1.0, 2.0, 30.0]), jnp.array([1.0, 3.0, 0.0])))
     1.75
@@ -42,7 +42,7 @@ def weighted_mean(terms: jax.Array, weights: jax.Array | None = None) -> jax.Arr
 
 
 def standardise(advantages: jax.Array, weights: jax.Array | None = None, epsilon: float = 1e-8) -> jax.Array:
-    """(A − mean A) / (std A + ε), in the shape of A; weights enter the mean and the variance.
+    """(A − mean A) / (std A + ε), in the shape of A; mean and variance are weighted.
 
     >>> standardise(jnp.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
@@ -106,7 +106,7 @@ def clipped_value_loss(
     clip_range: float | jax.Array,
     weights: jax.Array | None = None,
 ) -> jax.Array:
-    """½ mean max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²): no gain from leaving V_old by more than ε.
+    """½ mean max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²): no gain from moving V more than ε from V_old.
 
     >>> float(clipped_value_loss(jnp.array([2.0]), jnp.array([0.0]), jnp.array([2.0]), clip_range=0.5))
     1.125
@@ -120,7 +120,7 @@ def clipped_value_loss(
 def total_loss(
     policy_loss: jax.Array, critic_loss: jax.Array, entropy: jax.Array, coef: Metrics
 ) -> tuple[jax.Array, Metrics]:
-    """L = L_policy + value_coef · L_value − entropy_coef · H, with its parts as metrics."""
+    """L = L_policy + value_coef · L_value − entropy_coef · H, and its terms as metrics."""
     bonus = coef["entropy_coef"] * entropy
     total = policy_loss + coef["value_coef"] * critic_loss - bonus
     parts = {"loss/total": total, "loss/policy": policy_loss, "loss/value": critic_loss, "loss/entropy": -bonus}
@@ -128,7 +128,7 @@ def total_loss(
 
 
 def approximate_kl(log_ratio: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """KL(μ ‖ π) from samples of μ, mean (ρ − 1 − log ρ) with ρ = π/μ: unbiased, and no sample is below 0.
+    """Estimate KL(μ ‖ π) from samples of μ as mean (ρ − 1 − log ρ) with ρ = π/μ: unbiased and never negative.
 
     >>> round(float(approximate_kl(jnp.log(jnp.array([2.0, 0.5])))), 3)
     0.25
@@ -137,7 +137,7 @@ def approximate_kl(log_ratio: jax.Array, weights: jax.Array | None = None) -> ja
 
 
 def clip_fraction(log_ratio: jax.Array, clip_range: float | jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """The share of samples outside the clip range, mean 1[|ρ − 1| > ε].
+    """The fraction of samples outside the clip range, mean 1[|ρ − 1| > ε].
 
     >>> float(clip_fraction(jnp.log(jnp.array([1.0, 1.1, 1.5, 0.5])), clip_range=0.2))
     0.5
@@ -146,7 +146,7 @@ def clip_fraction(log_ratio: jax.Array, clip_range: float | jax.Array, weights: 
 
 
 def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for constant ones, and 0 where R is constant.
+    """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for constant values, and 0 if R is constant.
 
     >>> float(explained_variance(jnp.array([1.0, 2.0, 3.0]), jnp.array([2.0, 4.0, 6.0])))
     0.75
@@ -163,7 +163,7 @@ def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array
 def policy_metrics(
     policy: Distribution, entropy: jax.Array, log_ratio: jax.Array, weights: jax.Array | None = None
 ) -> Metrics:
-    """What there is to watch of a policy: its mean entropy, its distance from the one that acted, its deviation."""
+    """Return metrics of a policy: mean entropy, approximate KL from the behaviour policy, standard deviation."""
     metrics = {"policy/entropy": entropy, "policy/approximate_kl": approximate_kl(log_ratio, weights)}
     if (std := policy.std()) is not None:
         metrics["policy/std"] = jnp.mean(std)
@@ -171,7 +171,7 @@ def policy_metrics(
 
 
 def ratio_metrics(log_ratio: jax.Array, rho_clip: jax.Array, weights: jax.Array | None = None) -> Metrics:
-    """How far the one who acted is behind: the mean of ρ = π/μ, its mean distance from 1, and how often it is cut."""
+    """Return metrics of ρ = π/μ: its mean, its mean distance from 1, and the fraction that is clipped."""
     ratio = jnp.exp(log_ratio)
     return {
         "vtrace/ratio": weighted_mean(ratio, weights),
@@ -181,7 +181,7 @@ def ratio_metrics(log_ratio: jax.Array, rho_clip: jax.Array, weights: jax.Array 
 
 
 def rollout_metrics(rollout: Rollout, advantages: jax.Array, returns: jax.Array) -> Metrics:
-    """What there is to watch of a rollout, its advantages and returns `[T, N]`: how good its values were, and means."""
+    """Return metrics of a rollout with advantages and returns `[T, N]`: explained variance and means."""
     valid = validity(rollout)
     return {
         "value/explained_variance": explained_variance(rollout.value, returns, valid),

@@ -1,7 +1,7 @@
-"""Running mean and variance as a pytree, for observations and for the scale of rewards.
+"""Running mean and variance as a pytree, to normalise observations and scale rewards.
 
-The statistics are arrays, part of a run's state: `update` merges a batch into them, `normalise` uses them.
-Only leaves of floating type have statistics; others (uint8 pixels, categories, masks) pass through unchanged.
+The statistics are arrays and part of a run's state: `update` merges a batch into them, `normalise` applies them.
+Only floating-point leaves have statistics; others (uint8 pixels, categories, masks) are returned unchanged.
 """
 
 import math
@@ -17,30 +17,30 @@ from lehr.maths.shapes import check_same_shape
 from lehr.types import PyTree
 
 EPSILON = 1e-8
-"""Added to a variance before its root is taken, so that a constant entry is not divided by 0."""
+"""Added to the variance before taking the square root, to avoid division by 0 for constant entries."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
-    """Mean and variance of all samples so far. Of its leaves only the count grows with a run."""
+    """Mean and variance of all samples so far."""
 
     count: jax.Array
-    """uint32 `[2]`, high and low word: a float32 would stall and an int32 overflow in the life of a run."""
+    """uint32 `[2]`, high and low word: in a long run a float32 would stop growing and an int32 would overflow."""
     mean: PyTree
-    """Like one sample, float32; a scalar 0 in the place of a leaf that is not of floating type."""
+    """Like one sample, float32; a scalar 0 for leaves that are not floating-point."""
     variance: PyTree
     """Like `mean`; 1 before the first sample."""
 
     @property
     def samples(self) -> jax.Array:
-        """float32 `[]`: the count, to float32's seven digits."""
+        """float32 `[]`: the count, rounded to float32."""
         words = self.count.astype(jnp.float32)
         return words[..., 0] * 2.0**32 + words[..., 1]
 
 
 def initial_statistics(sample: PyTree) -> RunningStatistics:
-    """Statistics of no sample yet, which normalise nothing, for samples like this one (arrays or shapes).
+    """Return statistics without any samples, mean 0 and variance 1, for samples like this one (arrays or shapes).
 
     >>> stats = update_statistics(initial_statistics(jnp.zeros(2)), jnp.array([[1.0, 5.0], [3.0, 5.0]]))
     >>> float(stats.samples), stats.mean.tolist(), stats.variance.tolist()
@@ -62,7 +62,7 @@ def update_statistics(stats: RunningStatistics, batch: PyTree, valid: Any = ()) 
         mean ← mean + w δ
         variance ← variance + w (variance_batch − variance + (1 − w) δ²)
 
-    An entry that this would make infinite or NaN stays as it was: one broken sample does not spoil a run.
+    Entries that would become infinite or NaN keep their old values, so that one bad sample does not ruin a run.
     """
     leading = {
         x.shape[: x.ndim - mean.ndim]
@@ -72,7 +72,7 @@ def update_statistics(stats: RunningStatistics, batch: PyTree, valid: Any = ()) 
     if not leading:
         return stats
     if len(leading) > 1:
-        raise ValueError(f"the leaves have batch axes {sorted(leading)}; give all of them the same ones.")
+        raise ValueError(f"the leaves have batch axes {sorted(leading)}; give all leaves the same batch axes.")
     mask = None if isinstance(valid, tuple) else valid
     size = jnp.uint32(math.prod(leading.pop())) if mask is None else jnp.sum(mask, dtype=jnp.uint32)
     low = stats.count[1] + size
@@ -108,7 +108,7 @@ def normalise(stats: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.
 
 
 def denormalise(stats: RunningStatistics, x: PyTree) -> PyTree:
-    """x √(variance + ε) + mean, leaf by leaf: undoes `normalise` where it did not clip.
+    """x √(variance + ε) + mean, leaf by leaf: the inverse of `normalise` where it did not clip.
 
     >>> stats = update_statistics(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
     >>> denormalise(stats, jnp.array([0.0, 1.0])).tolist()
@@ -120,16 +120,16 @@ def denormalise(stats: RunningStatistics, x: PyTree) -> PyTree:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RewardScaling:
-    """The spread of the discounted return, by which rewards are divided; their sign and their zero stay."""
+    """Statistics of the discounted return; rewards are divided by its standard deviation, without centring."""
 
     returns: jax.Array
-    """float32 `[N]`: each environment's discounted return so far in its running episode, R."""
+    """float32 `[N]`: R, the discounted return so far of each environment's current episode."""
     statistics: RunningStatistics
-    """Of these returns, over all steps of all environments."""
+    """Statistics of these returns over all steps of all environments."""
 
 
 def initial_scaling(environments: int) -> RewardScaling:
-    """The scaling before the first reward."""
+    """Return the scaling before the first reward."""
     return RewardScaling(jnp.zeros(environments), initial_statistics(jnp.zeros(())))
 
 
@@ -141,18 +141,18 @@ def scale_rewards(
     valid: Any = (),
     clip: float | jax.Array = 10.0,
 ) -> tuple[RewardScaling, jax.Array]:
-    """Take the rewards of T steps into the statistics and scale them: the new scaling and rewards `[T, N]`.
+    """Update the statistics with the rewards of T steps and scale them: the new scaling and rewards `[T, N]`.
 
         R_t = γ (1 − done_{t−1}) R_{t−1} + r_t
         scaled_t = clip(r_t / √(Var R + ε), −clip, clip)
 
     Args:
-        scaling: of `N` environments.
+        scaling: the scaling of `N` environments.
         rewards: `[T, N]`; for a single step, `rewards[None]`.
-        done: `[T, N]`, the episode ended with step t.
+        done: `[T, N]`, whether the episode ended with step t.
         discount: γ, a scalar.
-        valid: bool `[T, N]`, the steps that count; `()` for all.
-        clip: the largest size of a scaled reward.
+        valid: bool `[T, N]`, the steps to include in the statistics; `()` for all.
+        clip: the largest magnitude of a scaled reward.
 
     >>> rewards, done = jnp.array([[0.0, 4.0]]), jnp.array([[False, True]])
     >>> scaling, scaled = scale_rewards(initial_scaling(2), rewards, done, discount=0.9)
@@ -160,9 +160,9 @@ def scale_rewards(
     ([0.0, 0.0], [[0.0, 2.0]])
     """
     check_same_shape(rewards=rewards, done=done)
-    # A NaN would stay in R for the rest of the episode; in the scaled rewards it is left to be seen.
+    # A NaN would stay in R for the rest of the episode. The scaled rewards keep it, so that it is noticed.
     increment = jnp.where(jnp.isfinite(rewards), rewards, 0.0).at[0].add(discount * scaling.returns)
-    decay = jnp.roll(jnp.where(done, 0.0, discount), 1, axis=0)  # the first row decays nothing: R_{−1} is added above
+    decay = jnp.roll(jnp.where(done, 0.0, discount), 1, axis=0)  # row 0 decays x_{−1} = 0; R_{−1} is added above
     returns = linear_recurrence(decay, increment, reverse=False)
     statistics = update_statistics(scaling.statistics, returns, valid)
     scaled = jnp.clip(rewards / jnp.sqrt(statistics.variance + EPSILON), -clip, clip)
@@ -172,7 +172,7 @@ def scale_rewards(
 def _map_floating(
     f: Callable[[jax.Array, jax.Array, jax.Array], jax.Array], stats: RunningStatistics, x: PyTree
 ) -> PyTree:
-    """f(x, mean, standard deviation) of every leaf of floating type, in its dtype."""
+    """Apply f(x, mean, standard deviation) to every floating-point leaf, keeping its dtype."""
 
     def apply(x: jax.Array, mean: jax.Array, variance: jax.Array) -> jax.Array:
         if not _is_floating(x):

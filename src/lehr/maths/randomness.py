@@ -1,4 +1,4 @@
-"""Where every random key comes from: the run's seed, a purpose, and the clock."""
+"""Random keys, derived from the run's seed, a purpose, and the clock."""
 
 import zlib
 
@@ -8,5 +8,5 @@ from lehr.types import Key
 
 
 def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
-    """The key for a purpose at a time: the same for the same seed, wherever a run was stopped and resumed."""
+    """Derive the key for a purpose and a time. Stopping and resuming a run does not change it."""
     return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(purpose.encode())), clock)

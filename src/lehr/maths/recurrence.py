@@ -1,4 +1,4 @@
-"""First-order linear recurrences over time: what every estimator of advantages and every sum over an episode is."""
+"""First-order linear recurrences over time, the basis of advantage estimators and of sums over episodes."""
 
 from typing import Literal
 
@@ -21,11 +21,11 @@ def linear_recurrence(
     Args:
         decay: `[T, ...]`.
         increment: `[T, ...]`; the result has its dtype.
-        reverse: from the last row to the first; `False` solves x_t = decay_t · x_{t−1} + increment_t from
+        reverse: solve from the last row to the first; `False` solves x_t = decay_t · x_{t−1} + increment_t from
             x_{−1} = 0.
         method: "scan" takes T small steps in one pass over the data, "associative" about 2·log₂(T) larger
-            ones in several. `None` takes the first on a CPU, where it is faster, and the second on an
-            accelerator, where each step is a kernel to launch.
+            steps in several passes. `None` uses "scan" on a CPU, where it is faster, and "associative" on an
+            accelerator, where each step is a kernel launch.
 
     >>> linear_recurrence(jnp.array([0.5, 0.5, 0.5]), jnp.array([1.0, 0.0, 8.0])).tolist()
     [3.0, 4.0, 8.0]

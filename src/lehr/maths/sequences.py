@@ -1,12 +1,12 @@
-"""Windows: segments cut into shorter pieces, each with the memory that it begins with.
+"""Windows: segments cut into shorter pieces, each with its initial memory.
 
 A rollout `[T, N]` becomes `[L, W · N]` with `W = T / L`: column `w · N + n` holds steps `w · L … w · L + L − 1` of
-segment `n`. Collecting has kept the memory before step 0 alone; that of the other windows is found by unrolling the
-network over the steps before them.
+segment `n`. The rollout only stores the memory before step 0; the initial memory of the other windows is computed by
+unrolling the network over the preceding steps.
 
-With a burn-in of `b ≤ L` steps, a window keeps the memory of `b` steps earlier and those steps: the parameters of each
-gradient step bring it up to the window's begin (Kapturowski et al., 2019). The first window of a segment has no steps
-before it, and begins with the memory that was kept.
+With a burn-in of `b ≤ L` steps, a window stores the memory from `b` steps earlier together with those steps, and each
+gradient step recomputes the initial memory with its own parameters (Kapturowski et al., 2019). The first window of a
+segment has no preceding steps and starts from the stored memory.
 """
 
 from collections.abc import Callable
@@ -19,48 +19,46 @@ from lehr.errors import InputError
 from lehr.types import PyTree
 
 Unroll = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Any, Any]]
-"""From a carry `[N, ...]`, observations and resets `[T, N, ...]` to the last carry and more: a network's `unroll`."""
+"""A network's `unroll`: from a carry `[N, ...]`, observations and resets `[T, N, ...]` to the last carry and more."""
 
 
 class BurnIn(NamedTuple):
-    """Where the memory of windows comes from: what stands in for their carry until the parameters are known."""
+    """The inputs from which the initial memory of windows is computed, once the parameters are known."""
 
     carry: PyTree
-    """Leaves `[M, ...]`: the memory `b` steps before each window; a first window's own."""
+    """Leaves `[M, ...]`: the memory `b` steps before each window, or the initial memory of a first window."""
     obs: PyTree
-    """Leaves `[M, b, ...]`: the observations before each window."""
+    """Leaves `[M, b, ...]`: the `b` observations before each window."""
     reset: jax.Array
-    """bool `[M, b]`."""
+    """bool `[M, b]`: the resets of these steps."""
     is_first: jax.Array
-    """bool `[M]`: nothing is before this window, so that its `obs` are not its own."""
+    """bool `[M]`: whether this is the first window of a segment, whose `obs` and `reset` are ignored."""
 
 
 def check(horizon: int, window: int | None, burn_in: int) -> None:
-    """Refuse windows that do not fill a segment of `horizon` steps, and burn-ins that they have no room for.
+    """Raise an error if windows do not divide a segment of `horizon` steps, or a burn-in does not fit.
 
     >>> check(horizon=64, window=24, burn_in=0)
     Traceback (most recent call last):
-    lehr.errors.InputError: horizon is 64, which cannot be cut into windows of 24 steps; choose a divisor of 64.
+    lehr.errors.InputError: window is 24, which does not divide horizon=64; choose a divisor of 64.
     """
     if window is not None and window < 1:
         raise InputError(f"window is {window}; it must be 1 or more, or none.")
     if burn_in < 0:
         raise InputError(f"burn_in is {burn_in}; it must be 0 or more.")
     if window is not None and horizon % window:
-        raise InputError(
-            f"horizon is {horizon}, which cannot be cut into windows of {window} steps; choose a divisor of {horizon}."
-        )
+        raise InputError(f"window is {window}, which does not divide horizon={horizon}; choose a divisor of {horizon}.")
     if burn_in and (window is None or window == horizon):
         raise InputError(
-            f"burn_in is {burn_in}, but a window is a whole segment, with no steps before it; set window to a divisor "
-            f"of horizon={horizon} below it, or burn_in to 0."
+            f"burn_in is {burn_in}, but a window is a whole segment and has no preceding steps; set window to a "
+            f"smaller divisor of horizon={horizon}, or burn_in to 0."
         )
     if window is not None and burn_in > window:
-        raise InputError(f"burn_in is {burn_in}, which is longer than a window of {window} steps; give at most those.")
+        raise InputError(f"burn_in is {burn_in}, which is longer than window={window}; it must be at most {window}.")
 
 
 def cut(tree: PyTree, window: int) -> PyTree:
-    """Leaves `[T, N, ...]` in windows, `[L, W · N, ...]`.
+    """Cut leaves `[T, N, ...]` into windows, `[L, W · N, ...]`.
 
     >>> cut(jnp.arange(6)[:, None], window=3).tolist()
     [[0, 3], [1, 4], [2, 5]]
@@ -74,17 +72,17 @@ def cut(tree: PyTree, window: int) -> PyTree:
 
 
 def carries(unroll: Unroll, carry: PyTree, obs: PyTree, reset: jax.Array, window: int, burn_in: int = 0) -> PyTree:
-    """The memory `burn_in` steps before each window, a first one's own: leaves `[W · N, ...]`.
+    """Return the memory `burn_in` steps before each window, or the initial memory of a first window: `[W · N, ...]`.
 
     Args:
-        unroll: of the network, with its parameters.
-        carry: leaves `[N, ...]`, before step 0.
+        unroll: the network's `unroll`, with its parameters.
+        carry: leaves `[N, ...]`, the memory before step 0.
         obs: leaves `[T, N, ...]`.
         reset: bool `[T, N]`.
-        window: L, steps of a window, a divisor of T.
-        burn_in: b, 0 … L.
+        window: L, the steps of a window, a divisor of T.
+        burn_in: b, from 0 to L.
 
-    A memory that sums what it sees, two windows of three steps, the memory two steps before the second:
+    With a memory that sums its observations, two windows of three steps, and a burn-in of two steps:
 
     >>> total = lambda carry, obs, reset: (carry + obs.sum(0), None, None)
     >>> carries(total, jnp.array([10]), jnp.arange(1, 7)[:, None], jnp.zeros((6, 1), bool), 3, burn_in=2).tolist()
@@ -96,7 +94,7 @@ def carries(unroll: Unroll, carry: PyTree, obs: PyTree, reset: jax.Array, window
         found = _remembered(unroll, carry, *jax.tree.map(lambda x: x[:early], steps))
         return _remembered(unroll, found, *jax.tree.map(lambda x: x[early:], steps)), found
 
-    # No window follows the last one.
+    # The last window is not needed, since no window follows it.
     before = jax.tree.map(lambda x: x.reshape(-1, window, *x.shape[1:])[:-1], (obs, reset))
     _, found = jax.lax.scan(pass_window, carry, before)
     together = jax.tree.map(lambda first, others: jnp.concatenate([first[None], others]), carry, found)
@@ -104,11 +102,13 @@ def carries(unroll: Unroll, carry: PyTree, obs: PyTree, reset: jax.Array, window
 
 
 def burn_ins(unroll: Unroll, carry: PyTree, obs: PyTree, reset: jax.Array, window: int, burn_in: int) -> BurnIn:
-    """What the memory of each window is found from; arguments as for `carries`, with a `burn_in` of 1 or more."""
+    """Return the inputs for `burnt_in`; the arguments are those of `carries`, with a `burn_in` of 1 or more."""
 
     def steps_before(x: jax.Array) -> jax.Array:
         ends = cut(x, window)[window - burn_in :]
-        return jnp.moveaxis(jnp.roll(ends, x.shape[1], axis=1), 0, 1)  # each window's to the one after it
+        return jnp.moveaxis(
+            jnp.roll(ends, x.shape[1], axis=1), 0, 1
+        )  # shift by one window: these are the steps before the next one
 
     found = carries(unroll, carry, obs, reset, window, burn_in)
     is_first = jnp.arange(reset.size // window) < reset.shape[1]
@@ -116,7 +116,7 @@ def burn_ins(unroll: Unroll, carry: PyTree, obs: PyTree, reset: jax.Array, windo
 
 
 def burnt_in(unroll: Unroll, start: BurnIn) -> PyTree:
-    """The memory with which windows begin, by the parameters of now: leaves `[M, ...]`.
+    """Compute the initial memory of windows with the current parameters: leaves `[M, ...]`.
 
     >>> total = lambda carry, obs, reset: (carry + obs.sum(0), None, None)
     >>> start = BurnIn(jnp.array([10, 20]), jnp.array([[1, 2], [3, 4]]), jnp.zeros((2, 2), bool), jnp.array([1, 0]))
@@ -133,5 +133,5 @@ def burnt_in(unroll: Unroll, start: BurnIn) -> PyTree:
 
 
 def _remembered(unroll: Unroll, carry: PyTree, obs: PyTree, reset: jax.Array) -> PyTree:
-    """The carry after some steps, or after none."""
+    """Return the carry after these steps, of which there may be none."""
     return unroll(carry, obs, reset)[0] if len(reset) else carry

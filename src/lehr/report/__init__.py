@@ -1,1 +1,1 @@
-"""What people look at: logs, progress, curves, plots of schedules, and films."""
+"""Output for people: loggers, progress, learning curves, plots of schedules, and rendered episodes."""

@@ -1,4 +1,4 @@
-"""Learning curves: the return of one or more runs over env steps, with the coefficients that varied under it."""
+"""Learning curves: the return of one or more runs over env steps, above the coefficients that varied."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Columns = Mapping[str, np.ndarray]
-"""The metrics of a run by name, each with an entry per row, as `lehr.report.loggers.jsonl.read` gives them."""
+"""The metrics of a run by name, one entry per row, as returned by `lehr.report.loggers.jsonl.read`."""
 
 _MAIN_COEFFICIENTS = ("entropy_coef", "learning_rate", "clip_range")
 _MOST_COEFFICIENTS = 4
 _MOST_POINTS = 1000
 _SMOOTHING = 0.01
-"""The width of the average that draws the thick line, as a share of the steps."""
+"""The width of the moving average (the thick line), as a fraction of the steps."""
 _TITLE_WIDTH = 92
-"""Characters that fit above a panel."""
+"""The number of characters that fit above a panel."""
 
 
 def learning_curve(
@@ -33,7 +33,7 @@ def learning_curve(
     *,
     texts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the picture of `learning_figure` as PNG or SVG, as the ending of the path says."""
+    """Save `learning_figure` as PNG or SVG, depending on the file extension."""
     save_figure(learning_figure(runs, coefficients, texts=texts), path)
 
 
@@ -43,24 +43,24 @@ def learning_figure(
     *,
     texts: Mapping[str, str] | None = None,
 ) -> "Figure":
-    """The episode return over env steps, and below it a panel for each coefficient.
+    """Plot the episode return over env steps, with a panel for each coefficient below it.
 
-    A thin line is the mean return of each update, a thick one its moving average, and points with a band are
-    evaluations with one standard deviation to either side. Updates in which no episode ended are passed over.
+    The thin line is the mean return of each update, the thick line its moving average. Points with a band are
+    evaluations, plus and minus one standard deviation. Updates in which no episode ended are skipped.
 
     Args:
-        runs: the metrics of each run by its name, which is its word in the legend.
-        coefficients: the names of those to draw. Left out: those that take more than one value, over time or between
-            the runs, the main ones first, at most 4.
-        texts: what to say next to a coefficient's name, such as the text of its schedule.
+        runs: the metrics of each run by its name, which is its label in the legend.
+        coefficients: the names of the coefficients to plot. By default those that take more than one value, over time
+            or between runs; the main ones first, at most 4.
+        texts: a text to show next to a coefficient's name, such as its schedule.
     """
     from matplotlib.figure import Figure
 
     if not runs:
-        raise InputError("There is no run to draw; give at least one.")
+        raise InputError("There is no run to plot; give at least one.")
     for run, columns in runs.items():
         if "env_steps" not in columns:
-            raise InputError(f"The run '{run}' has no metrics over 'env_steps' yet; draw it after its first update.")
+            raise InputError(f"The run '{run}' has no metrics yet; plot it after its first update.")
     names = _chosen(runs, coefficients)
     heights = [3.2 + 0.2 * len(runs)] + [1.25] * len(names)
     made = Figure(figsize=(7, sum(heights)), layout="constrained")
@@ -80,7 +80,7 @@ def learning_figure(
 
 
 def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[str]:
-    """The coefficients to draw: those that were asked for, or else those that take more than one value."""
+    """Return the coefficients to plot: those requested, or by default those that take more than one value."""
     known = {name.removeprefix("coef/") for columns in runs.values() for name in columns if name.startswith("coef/")}
     if asked is None:
         varied = [name for name in sorted(known) if len(np.unique(_values(runs, name))) > 1]
@@ -92,12 +92,12 @@ def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[st
 
 
 def _values(runs: Mapping[str, Columns], coefficient: str) -> np.ndarray:
-    """All finite values of a coefficient, of all runs in turn."""
+    """Return all finite values of a coefficient, concatenated over runs."""
     return np.concatenate([_points(columns, f"coef/{coefficient}")[1] for columns in runs.values()])
 
 
 def _points(columns: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of the rows where a metric is finite.
+    """Return the steps and values of the rows where a metric is finite.
 
     >>> steps, values = _points({"env_steps": np.array([8, 16, 24]), "x": np.array([1.0, np.nan, 3.0])}, "x")
     >>> steps.tolist(), values.tolist()
@@ -110,19 +110,19 @@ def _points(columns: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _last_step(columns: Columns) -> float:
-    """Where a run ends; 1 at least, so that an axis has a length."""
+    """Return the last step of a run, at least 1, so that the axis is not empty."""
     return float(np.max(columns["env_steps"], initial=1))
 
 
 def _averaged(values: np.ndarray) -> np.ndarray:
-    """Means of neighbours, where the values are more than can be seen."""
+    """Average neighbouring values if there are more than can be seen."""
     if len(values) <= _MOST_POINTS:
         return values
     return np.array([np.mean(group) for group in np.array_split(values, _MOST_POINTS)])
 
 
 def _smoothed(steps: np.ndarray, values: np.ndarray, width: float) -> np.ndarray:
-    """The average around each point, weighted by a normal density over steps, so that gaps do no harm.
+    """Smooth with a Gaussian kernel over steps, which handles uneven spacing.
 
     >>> _smoothed(np.array([1, 2, 1000]), np.array([0.0, 2.0, 5.0]), width=10).round(2).tolist()
     [1.0, 1.0, 5.0]
@@ -132,7 +132,7 @@ def _smoothed(steps: np.ndarray, values: np.ndarray, width: float) -> np.ndarray
 
 
 def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
-    """The returns of all runs, each in its colour, and the words of the legend."""
+    """Plot the returns of all runs, each in its colour, with legend labels."""
     points: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linestyle": "none"}
     evaluation = ""
     for number, (run, columns) in enumerate(runs.items()):
@@ -157,7 +157,7 @@ def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
 
 
 def _draw_coefficient(axes: "Axes", runs: Mapping[str, Columns], name: str) -> None:
-    """A coefficient of all runs; on a logarithmic axis where most of its values would else lie on the floor."""
+    """Plot a coefficient of all runs, on a logarithmic axis if most values are far below the largest."""
     for number, columns in enumerate(runs.values()):
         steps, values = _points(columns, f"coef/{name}")
         every = 1 + len(steps) // _MOST_POINTS
@@ -171,12 +171,12 @@ def _draw_coefficient(axes: "Axes", runs: Mapping[str, Columns], name: str) -> N
 
 
 def _draw_line(axes: "Axes", steps: np.ndarray, values: np.ndarray, colour: str, label: str | None = None) -> None:
-    """A thick line, or a point where there is but one."""
+    """Plot a thick line, or a dot if there is only one point."""
     marker = "." if len(steps) == 1 else None
     axes.plot(steps, values, color=colour, linewidth=2, label=label, marker=marker, clip_on=marker is None)
 
 
 def _style(axes: "Axes", title: str) -> None:
-    """The look of a panel."""
+    """Style a panel."""
     axes.set_title(title, loc="left", fontsize="medium")
     tidy(axes)

@@ -1,4 +1,4 @@
-"""Schedules as pictures: a chart of characters for the terminal, a figure for a file."""
+"""Plots of schedules: as text in the terminal, or as a figure in a file."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -21,26 +21,33 @@ if TYPE_CHECKING:
 AnySchedule = Schedule | FunctionSchedule
 
 STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
-"""The terminal's colours of the curves, in turn."""
+"""Terminal colours of the curves, cycled."""
 _MARKS = {"marks": "●○▲△◆◇", "ascii": "*o+x#@"}
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's, for all eyes
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+)  # Okabe and Ito's colour-blind-safe palette
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bit of each dot of a braille character, by row and column."""
+"""The bit of each dot in a braille character, by row and column."""
 _LARGEST_CHART = 1000
 _FIGURE_SAMPLES = 1001
 _LEGEND_WIDTH = 88
-"""Characters that fit beside each other in a figure's legend."""
+"""The number of characters that fit on one line of a figure's legend."""
 
 
 class Span(NamedTuple):
-    """The part of the step axis that is drawn, from 0 to `stop`."""
+    """The plotted part of the step axis, from 0 to `stop`."""
 
     stop: float
     in_percent: bool = False
-    """Whether there is no budget, so that the axis shows shares of one."""
+    """Whether the axis is in percent, because there is no budget."""
 
     def text(self, step: float) -> str:
-        """A place on the axis in short.
+        """Format a position on the axis.
 
         >>> Span(1e6).text(250_000), Span(100, in_percent=True).text(25)
         ('250k', '25%')
@@ -49,7 +56,7 @@ class Span(NamedTuple):
 
 
 def steps_text(steps: float) -> str:
-    """A number of steps, to a hundredth of one, with k, M or B where that is shorter.
+    """Format a number of steps to two decimals, with k, M or B if that is shorter.
 
     >>> steps_text(0), steps_text(2_500_000), steps_text(1_234_567), steps_text(1e6 / 3)
     ('0', '2.5M', '1234567', '333333.33')
@@ -58,35 +65,37 @@ def steps_text(steps: float) -> str:
 
 
 def span(schedules: Sequence[Any], total_steps: float | None = None) -> Span:
-    """What to draw: the budget; without one, 100% for schedules in shares, or else until the last of them ends.
+    """Return what to plot: the budget; without one, 100% for schedules in shares, otherwise until the last one ends.
 
     >>> from lehr.schedules import parse
     >>> span([parse("1 -> 0 over 80%")]), span([parse("1 -> 0 over 2M")])
     (Span(stop=100.0, in_percent=True), Span(stop=2000000.0, in_percent=False))
     """
     if not schedules:
-        raise InputError("There is no schedule to draw; give at least one.")
+        raise InputError("There is no schedule to plot; give at least one.")
     for schedule in schedules:
         if isinstance(schedule, Controller):
-            raise InputError(f"'{schedule}' reacts to metrics and not to the step, so there is no curve to draw.")
+            raise InputError(
+                f"'{schedule}' depends on metrics and not on the step, so it cannot be plotted; give a schedule."
+            )
     if total_steps is not None:
         return Span(check_total(total_steps))
-    ask = "give the budget: total_steps, or --total on the command line."
+    ask = "give the budget as total_steps, or --total on the command line."
     for schedule in schedules:
         if isinstance(schedule, FunctionSchedule):
-            raise InputError(f"{schedule} has no end of its own; {ask}")
+            raise InputError(f"{schedule} is a function without an end; {ask}")
     phases = [phase for schedule in schedules for phase in schedule.phases]
     in_steps = any(place.steps for phase in phases for place in (phase.begin, phase.length))
     if not in_steps:
         return Span(100.0, in_percent=True)
     if not all(schedule.is_bound for schedule in schedules):
         named = ", ".join(f"'{schedule}'" for schedule in schedules)
-        raise InputError(f"Env steps and shares of the budget stand side by side in {named}; {ask}")
+        raise InputError(f"Both env steps and shares of the budget are used in {named}; {ask}")
     return Span(max(phase.stop.steps for phase in phases))
 
 
 def samples(schedule: AnySchedule, stop: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a bound schedule: evenly spaced, and on both sides of each begin and end of a phase.
+    """Sample a bound schedule: at evenly spaced steps, and on both sides of the beginning and end of each phase.
 
     >>> from lehr.schedules import parse
     >>> samples(parse("1 until 6, 0"), stop=10, count=3)[1]
@@ -111,15 +120,15 @@ def chart(
     height: int = 17,
     drawn_with: Literal["braille", "marks", "ascii"] | None = None,
 ) -> Text:
-    """The curves over env steps as lines of text, in colour where `rich` prints them to a terminal.
+    """Plot schedules over env steps as text, in colour if `rich` prints it to a terminal.
 
     Args:
-        schedules: one or more; where curves meet, their marks alternate.
+        schedules: one or more; where curves overlap, their marks alternate.
         total_steps: the budget; without one, see `span`.
-        width: characters of a line, with the numbers of the axis.
-        height: lines, without those of the lower axis.
-        drawn_with: braille dots are finest and differ by colour alone, marks differ without it, ascii needs no Unicode.
-            Left out: braille for one curve, marks for more.
+        width: characters per line, including the numbers of the axis.
+        height: number of lines, without the horizontal axis.
+        drawn_with: braille dots have the finest resolution but differ only by colour; marks also differ without colour;
+            ascii needs no Unicode. By default braille for one curve, marks for more.
 
     >>> from lehr.schedules import parse
     >>> print(chart([parse("8 -> 0")], width=26, height=5, drawn_with="ascii"))
@@ -140,9 +149,9 @@ def chart(
     columns = width - margin - 1
     if not (10 <= columns <= _LARGEST_CHART and 3 <= height <= _LARGEST_CHART):
         limits = f"from {margin + 11} by 3 to {_LARGEST_CHART} by {_LARGEST_CHART}"
-        raise InputError(f"A chart of {width} by {height} characters cannot be drawn; give a size {limits}.")
+        raise InputError(f"The chart size is {width} by {height} characters; it must be {limits}.")
     across, down = (2, 4) if drawn_with == "braille" else (1, 1)
-    cells: dict[tuple[int, int], dict[int, int]] = {}  # (row, column): the dots of each curve there
+    cells: dict[tuple[int, int], dict[int, int]] = {}  # (row, column): the dots of each curve in this cell
     for number, schedule in enumerate(bound):
         for x, y in _trace(schedule, area.stop, low, high, columns * across, height * down):
             dots = cells.setdefault((y // down, x // across), {})
@@ -165,12 +174,12 @@ def chart(
 
 
 def mark(number: int, drawn_with: str) -> str:
-    """What the curve of this number is drawn with, for a legend."""
+    """Return the mark of a curve, for a legend."""
     return "━" if drawn_with == "braille" else _MARKS[drawn_with][number % len(_MARKS[drawn_with])]
 
 
 def _cell(dots: dict[int, int], column: int, drawn_with: str) -> tuple[str, str]:
-    """The character of one cell and its colour; curves that share a cell take turns from column to column."""
+    """Return the character of a cell and its colour; curves that share cells alternate from column to column."""
     if not dots:
         return " ", ""
     number = list(dots)[column % len(dots)]
@@ -184,7 +193,7 @@ def _cell(dots: dict[int, int], column: int, drawn_with: str) -> tuple[str, str]
 
 
 def _limits(bound: Sequence[AnySchedule], stop: float) -> tuple[float, float]:
-    """The least and greatest value to draw; a constant gets 0 for company."""
+    """Return the smallest and largest value to plot; the range of a constant includes 0."""
     values = [samples(schedule, stop, _FIGURE_SAMPLES)[1] for schedule in bound]
     low, high = float(min(map(np.min, values))), float(max(map(np.max, values)))
     if low < high:
@@ -195,7 +204,7 @@ def _limits(bound: Sequence[AnySchedule], stop: float) -> tuple[float, float]:
 def _trace(
     schedule: AnySchedule, stop: float, low: float, high: float, columns: int, rows: int
 ) -> Iterator[tuple[int, int]]:
-    """The dots of a curve, column and row, joined where it is steep."""
+    """Yield the dots of a curve as column and row, without vertical gaps."""
     steps, values = samples(schedule, stop, columns)
     x = np.rint(steps / stop * (columns - 1)).astype(int).tolist()
     y = np.rint((high - values) / (high - low) * (rows - 1)).astype(int).tolist()
@@ -208,12 +217,12 @@ def _trace(
 
 
 def _ticks(count: int, parts: int) -> list[int]:
-    """Places of ticks that cut `count` characters into equal parts."""
+    """Return tick positions that divide `count` characters into equal parts."""
     return [round(part * (count - 1) / parts) for part in range(parts + 1)]
 
 
 def _axis_numbers(area: Span, places: Sequence[int], columns: int) -> str:
-    """The numbers under the axis, each at its tick, but for those that would touch the one before."""
+    """Return the numbers under the axis, each at its tick, leaving out those that would touch the previous one."""
     line = area.text(0)
     for quarter, place in enumerate(places[1:], 1):
         shown = area.text(area.stop * quarter / 4)
@@ -229,12 +238,12 @@ def _axis_numbers(area: Span, places: Sequence[int], columns: int) -> str:
 def figure(
     schedules: Sequence[AnySchedule], total_steps: float | None = None, *, labels: Sequence[str] | None = None
 ) -> "Figure":
-    """The curves over env steps as a matplotlib figure, without pyplot; `save_figure` writes it.
+    """Plot schedules over env steps as a matplotlib figure, without pyplot; save it with `save_figure`.
 
     Args:
         schedules: one or more.
         total_steps: the budget; without one, see `span`.
-        labels: the words of the legend; the schedules' texts if left out.
+        labels: the labels of the legend; by default the schedules as strings.
     """
     from matplotlib.figure import Figure
 
@@ -245,7 +254,7 @@ def figure(
         steps, values = samples(schedule.bind(area.stop), area.stop, _FIGURE_SAMPLES)
         axes.plot(steps, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=fill(label, _LEGEND_WIDTH))
     low, high = axes.dataLim.intervaly
-    if 0 < low < high / 2:  # near enough to 0 to be seen against it
+    if 0 < low < high / 2:  # close enough to 0 to include it in the axis
         axes.update_datalim([(0, 0)])
         axes.autoscale_view()
     axes.set_xlabel("share of the budget" if area.in_percent else "env steps")
@@ -258,7 +267,7 @@ def figure(
 
 
 def tidy(axes: "Axes") -> None:
-    """The look of every panel: plain numbers, a faint grid, no box."""
+    """Apply the common style: plain numbers, a faint grid, no box."""
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
@@ -266,14 +275,16 @@ def tidy(axes: "Axes") -> None:
 
 
 def save_figure(made: "Figure", path: str | Path) -> None:
-    """Write a figure as PNG or SVG, as the ending of the path says. The same figure gives the same bytes."""
+    """Save a figure as PNG or SVG, depending on the file extension. The same figure gives the same bytes."""
     import matplotlib
 
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
-        raise InputError(f"The picture is to be written to '{path}'; the name must end in .png or .svg.")
+        raise InputError(f"The figure cannot be saved to '{path}'; the file name must end in .png or .svg.")
     if not path.parent.is_dir():
-        raise InputError(f"The picture is to be written to '{path}', but there is no folder '{path.parent}'.")
+        raise InputError(
+            f"The figure cannot be saved to '{path}', because there is no folder '{path.parent}'; create it first."
+        )
     stamps = {"Date": None} if path.suffix == ".svg" else None
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lehr"}):
         made.savefig(path, dpi=150, metadata=stamps)

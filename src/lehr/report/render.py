@@ -1,4 +1,4 @@
-"""Pictures of environments: one frame from one state, and many frames as a GIF."""
+"""Render environments: a frame from a state, and a GIF from frames."""
 
 import colorsys
 import functools
@@ -32,26 +32,26 @@ Point = tuple[float, float]
 Colour = str | tuple[int, int, int]
 
 _FINER = 4
-"""How many times larger a frame is drawn than it is shown, each way, so that edges are smooth."""
+"""Supersampling factor: frames are drawn this many times larger and scaled down, to smooth edges."""
 _WIDEST_GIF = 400
 _FASTEST_GIF = 50
-"""Frames a second; viewers show a frame of less than 20 ms as one of 100 ms."""
+"""Frames per second; viewers show frames shorter than 20 ms for 100 ms."""
 _PALETTE_COLOURS = 128
 _PALETTE_FRAMES = 8
-"""Frames that the colours of a GIF are chosen from, spread over its length."""
+"""The number of frames, evenly spaced, from which the palette of a GIF is computed."""
 
 _INK, _GREY, _PALE = "#333333", "#aaaaaa", "#dddddd"
 _BLUE, _ORANGE, _GREEN = "#0072b2", "#e69f00", "#009e73"
 
 
 def frame(env: Environment, state: PyTree) -> np.ndarray:
-    """What a state looks like, uint8 `[H, W, 3]`.
+    """Render a state, uint8 `[H, W, 3]`.
 
-    An environment, or a wrapper, that has a method `render(state)` is asked; the built-in ones are drawn here.
+    Uses the method `render(state)` of the environment or of a wrapper if there is one; built-in tasks are drawn here.
 
     Args:
         env: an environment in any number of wrappers.
-        state: one state of it, with the wrappers' parts, of NumPy or JAX arrays without a batch axis.
+        state: a state of `env`, including the wrappers' parts, as NumPy or JAX arrays without a batch axis.
     """
     while not hasattr(env, "render") and isinstance(env, Wrapper):
         state = state.env_state if _has_own_state(env) else state
@@ -61,47 +61,49 @@ def frame(env: Environment, state: PyTree) -> np.ndarray:
     pixels = np.asarray(env.render(state))
     if not _is_frame(pixels):
         raise InputError(
-            f"{type(env).__name__}.render gave an array {pixels.dtype} {list(pixels.shape)}; "
-            "it must give uint8 [height, width, 3]."
+            f"{type(env).__name__}.render returned {pixels.dtype} {list(pixels.shape)}; "
+            "it must return uint8 [height, width, 3]."
         )
     return pixels
 
 
 def save_gif(frames: Sequence[np.ndarray], path: str | Path, fps: float = 30) -> None:
-    """Write frames as a GIF that repeats for ever.
+    """Save frames as a GIF that loops forever.
 
-    All frames share one palette. Those wider than 400 pixels are made smaller, and equal ones in a row are stored as
-    one that lasts longer.
+    All frames share one palette. Frames wider than 400 pixels are scaled down, and consecutive equal frames are stored
+    as one longer frame.
 
     Args:
-        frames: each uint8 `[H, W, 3]`, all of one size.
-        path: where to; the name ends in `.gif`.
-        fps: frames per second, at most 50, for a GIF counts in hundredths of a second.
+        frames: each uint8 `[H, W, 3]`, all of the same size.
+        path: the file to write; its name must end in `.gif`.
+        fps: frames per second, at most 50, because GIF durations are in hundredths of a second.
     """
     path = Path(path)
     if path.suffix != ".gif":
-        raise InputError(f"The film is to be written to '{path}'; the name must end in .gif.")
+        raise InputError(f"The GIF cannot be saved to '{path}'; the file name must end in .gif.")
     if not path.parent.is_dir():
-        raise InputError(f"The film is to be written to '{path}', but there is no folder '{path.parent}'.")
+        raise InputError(
+            f"The GIF cannot be saved to '{path}', because there is no folder '{path.parent}'; create it first."
+        )
     if not 0 < fps <= _FASTEST_GIF:
-        raise InputError(f"A GIF of {fps:g} frames per second cannot be shown; give fps above 0 and at most 50.")
+        raise InputError(f"fps is {fps:g}; it must be above 0 and at most {_FASTEST_GIF} for a GIF.")
     if not frames:
-        raise InputError("There is no frame to write; give at least one.")
+        raise InputError("There are no frames to save; give at least one.")
     for number, pixels in enumerate(frames):
         if not _is_frame(pixels) or pixels.shape != frames[0].shape:
             raise InputError(
-                f"Frame {number} is an array {pixels.dtype} {list(pixels.shape)}; all must be uint8 "
-                "[height, width, 3] of one size."
+                f"Frame {number} is {pixels.dtype} {list(pixels.shape)}; all frames must be uint8 [height, width, 3] "
+                "of the same size."
             )
     sample = frames[:: math.ceil(len(frames) / _PALETTE_FRAMES)]
-    # An octree has few colours next to white, which Pillow's search for the nearest would take for it.
+    # An octree palette has few near-whites, which Pillow's nearest-colour search would confuse with white.
     palette = Image.fromarray(np.concatenate(sample)).quantize(_PALETTE_COLOURS, Image.Quantize.FASTOCTREE)
     images = []
     for pixels in frames:
         image = Image.fromarray(pixels)
         image.thumbnail((_WIDEST_GIF, image.height))
         images.append(image.quantize(palette=palette, dither=Image.Dither.NONE))
-    ends = np.rint(100 / fps * np.arange(len(frames) + 1)).astype(int)  # hundredths, rounded without drifting
+    ends = np.rint(100 / fps * np.arange(len(frames) + 1)).astype(int)  # hundredths of a second, rounded without drift
     durations = (10 * np.diff(ends)).tolist()
     images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=True)
 
@@ -112,14 +114,14 @@ def _is_frame(pixels: np.ndarray) -> bool:
 
 @functools.cache
 def _has_own_state(wrapper: Wrapper) -> bool:
-    """Whether a wrapper's state holds that of the environment inside, as `env_state`, or simply is that one."""
+    """Whether a wrapper's state holds the wrapped environment's as `env_state`, instead of being the same."""
     outer, inner = (jax.eval_shape(env.reset, jax.random.key(0))[0] for env in (wrapper, wrapper.env))
     structures: list[Any] = [jax.tree.structure(outer), jax.tree.structure(inner)]
     return structures[0] != structures[1]
 
 
 class _Canvas:
-    """A white picture in the units of the task, x to the right and y upwards."""
+    """A white image in the units of the task, with x to the right and y upwards."""
 
     def __init__(self, x: Point, y: Point, width: int) -> None:
         """Show `x` from left to right and `y` from bottom to top, `width` pixels wide."""
@@ -153,16 +155,16 @@ class _Canvas:
             self.disc(point, width / 2, colour)
 
     def pixels(self) -> np.ndarray:
-        """The picture, uint8 `[H, W, 3]`."""
+        """Return the image, uint8 `[H, W, 3]`."""
         return np.asarray(self._image.reduce(_FINER))
 
 
 @functools.singledispatch
 def _draw(env: Any, state: PyTree) -> _Canvas:
-    """Draw a built-in environment, whose type chooses the function below."""
+    """Draw a built-in environment; dispatches on its type."""
     raise InputError(
-        f"{type(env).__name__} cannot be drawn: it is not a built-in task; give it a method render(state) that returns "
-        "uint8 [height, width, 3]."
+        f"{type(env).__name__} cannot be rendered, because it is not a built-in task; add a method render(state) that "
+        "returns uint8 [height, width, 3]."
     )
 
 

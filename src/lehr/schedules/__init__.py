@@ -1,4 +1,4 @@
-"""Every coefficient as a function of env steps. Usable alone, from any training loop, in any framework."""
+"""Every coefficient as a function of env steps. Works on its own, in any training loop and any framework."""
 
 from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.constructors import (

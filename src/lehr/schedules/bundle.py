@@ -1,4 +1,4 @@
-"""All coefficients of a run as one pytree: evaluated together, once per update, inside the compiled program."""
+"""All coefficients of a run as one pytree, evaluated together once per update inside the compiled program."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,10 @@ AnyCoefficient = Schedule | FunctionSchedule | Controller
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficients of a run. Their numbers and shapes are leaves: to change them recompiles nothing, unless the
-    largest number of phases changes.
+    """The coefficients of a run.
+
+    Their numbers and shapes are leaves, so changing them does not recompile anything unless the largest number of
+    phases changes.
 
     >>> from lehr.schedules import env_steps, schedule
     >>> coefficients = bundle({"entropy_coef": schedule("0.2 -> 0.1", 100), "discount": schedule(0.5)})
@@ -27,18 +29,18 @@ class Coefficients:
     """
 
     scheduled: Schedule | None
-    """All schedules stacked, `[C, K]`: one evaluation, few kernels."""
+    """All schedules stacked, `[C, K]`, so that one evaluation with few kernels covers them all."""
     others: dict[str, Any]
-    """Controllers and functions of the step."""
+    """Controllers and function schedules."""
     names: tuple[str, ...] = field(metadata={"static": True})
     """The names of the stacked schedules, in order."""
 
     def init(self) -> dict[str, Any]:
-        """The states of the controllers, part of the run's state."""
+        """Return the initial states of the controllers; they are part of the run's state."""
         return {name: other.init() for name, other in self.others.items()}
 
     def values(self, states: Mapping[str, Any], clock: Steps) -> dict[str, jax.Array]:
-        """What to apply at this update: a float32 `[]` for each name."""
+        """Return the coefficients for this update: a float32 `[]` for each name."""
         found = {name: other.value(states[name], clock) for name, other in self.others.items()}
         if self.scheduled is not None:
             together = jax.vmap(lambda one: one(clock))(self.scheduled)
@@ -46,21 +48,22 @@ class Coefficients:
         return {name: jnp.asarray(value, jnp.float32) for name, value in sorted(found.items())}
 
     def update(self, states: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """The states after an update with these metrics."""
+        """Return the controllers' states after an update that produced these metrics."""
         return {name: other.update(states[name], metrics) for name, other in self.others.items()}
 
 
 def bundle(coefficients: Mapping[str, AnyCoefficient]) -> Coefficients:
-    """Put bound coefficients together."""
+    """Combine bound coefficients into one pytree."""
     schedules = {name: one for name, one in sorted(coefficients.items()) if isinstance(one, Schedule)}
     others = {name: one for name, one in coefficients.items() if name not in schedules}
     return Coefficients(stack(list(schedules.values())) if schedules else None, others, tuple(schedules))
 
 
 def population(members: Sequence[Mapping[str, AnyCoefficient]]) -> Coefficients:
-    """The coefficients of many runs as one, with a leading axis on every array, for `jax.vmap` of a whole iteration.
+    """Combine the coefficients of many runs, with a leading member axis on every array, for `jax.vmap` of an iteration.
 
-    All members have the same names, each scheduled in all of them or controlled by one kind of controller in all.
+    All members must have the same names. A name must be a schedule in every member, or the same kind of controller in
+    every member.
 
     >>> from lehr.schedules import env_steps, schedule
     >>> both = population([{"entropy_coef": schedule(0.5)}, {"entropy_coef": schedule("1 -> 0", 100)}])
@@ -71,8 +74,8 @@ def population(members: Sequence[Mapping[str, AnyCoefficient]]) -> Coefficients:
     for number, member in enumerate(members, 1):
         if set(member) != set(members[0]):
             raise InputError(
-                f"Member {number} of a population has the coefficients {sorted(member)}, but the first has "
-                f"{sorted(members[0])}; give all members the same."
+                f"Member {number} of a population has the coefficients {sorted(member)}, but member 1 has "
+                f"{sorted(members[0])}; give all members the same coefficients."
             )
     scheduled = None
     if first.names:

@@ -1,4 +1,4 @@
-"""Schedules by function call. Positions are env steps (`500_000`, `"500k"`) or shares of the budget (`"20%"`)."""
+"""Functions that build schedules. Positions are env steps (`500_000`, `"500k"`) or shares of the budget (`"20%"`)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from lehr.schedules.text import lay, parse_number, parse_position, phases_of_poi
 
 
 def position(given: Any) -> Position:
-    """Read a number of steps, or a text such as `"500k"` or `"20%"`.
+    """Read a number of steps, or a string such as `"500k"` or `"20%"`.
 
     >>> position("20%")
     Position(steps=0.0, share=0.2)
@@ -25,14 +25,16 @@ def position(given: Any) -> Position:
     if isinstance(given, str):
         return parse_position(given)
     if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not np.isfinite(given):
-        raise InputError(f"{given!r} is no position; give a number of env steps, or a text such as '500k' or '20%'.")
+        raise InputError(
+            f"{given!r} is not a position; give a number of env steps, or a string such as '500k' or '20%'."
+        )
     if given < 0:
         raise InputError(f"The position {given:g} is below 0; the first step is 0.")
     return Position(steps=float(given))
 
 
 def number(given: Any, what: str) -> float:
-    """Read a finite number, also from a text such as `"3e-4"`, which YAML leaves one."""
+    """Read a finite number, also from a string such as `"3e-4"`, which YAML does not parse as a number."""
     if isinstance(given, str):
         return parse_number(given)
     if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not np.isfinite(given):
@@ -51,7 +53,7 @@ def curve(
     repeat: float = 1,
     power: Any = 1,
 ) -> Schedule:
-    """One phase of any shape; with neither `over` nor `until` it takes what is left of the budget."""
+    """Build a single phase of any shape. Without `over` and `until` it takes the rest of the budget."""
     phase = Phase(Position(), Position(), number(start, "start"), number(end, "end"), shape, number(power, "power"))
     extent = {name: None if given is None else position(given) for name, given in (("over", over), ("until", until))}
     try:
@@ -62,7 +64,7 @@ def curve(
 
 
 def constant(value: Any) -> Schedule:
-    """The same value at every step.
+    """Return the same value at every step.
 
     >>> constant(0.01)(123)
     0.01
@@ -71,7 +73,7 @@ def constant(value: Any) -> Schedule:
 
 
 def linear(start: Any, end: Any, over: Any = None, *, begin: Any = 0) -> Schedule:
-    """From start to end by equal differences.
+    """Interpolate linearly from start to end.
 
     >>> linear(1.0, 0.0, over=100)(25)
     0.75
@@ -80,7 +82,7 @@ def linear(start: Any, end: Any, over: Any = None, *, begin: Any = 0) -> Schedul
 
 
 def cosine(start: Any, end: Any = 0.0, over: Any = None, *, begin: Any = 0, exponent: Any = 1.0) -> Schedule:
-    """From start to end along half a wave; the exponent is optax's.
+    """Follow half a cosine wave from start to end; `exponent` means the same as in optax.
 
     >>> round(cosine(0.03, 0.01, over=100)(50), 6)
     0.02
@@ -89,7 +91,7 @@ def cosine(start: Any, end: Any = 0.0, over: Any = None, *, begin: Any = 0, expo
 
 
 def exponential(start: Any, end: Any, over: Any = None, *, begin: Any = 0) -> Schedule:
-    """From start to end by equal ratios; both are above 0, or both below.
+    """Interpolate geometrically from start to end, which must have the same sign and not be 0.
 
     >>> round(exponential(0.1, 0.001, over=100)(50), 6)
     0.01
@@ -98,7 +100,7 @@ def exponential(start: Any, end: Any, over: Any = None, *, begin: Any = 0) -> Sc
 
 
 def polynomial(start: Any, end: Any, power: Any, over: Any = None, *, begin: Any = 0) -> Schedule:
-    """From start to end as the power of what is left.
+    """Go from start to end in proportion to the remaining fraction, raised to `power`.
 
     >>> polynomial(1.0, 0.0, 2, over=100)(50)
     0.25
@@ -107,7 +109,7 @@ def polynomial(start: Any, end: Any, power: Any, over: Any = None, *, begin: Any
 
 
 def piecewise(points: Iterable[Sequence[Any]], shape: str = "linear") -> Schedule:
-    """From point to point: pairs of a position and a value, joined by a shape, or held with `"step"`.
+    """Interpolate between `(position, value)` pairs with a shape; with `"step"`, hold each value until the next point.
 
     >>> piecewise([(0, 1.0), ("1M", 0.5), ("5M", 0.0)])(500_000)
     0.75
@@ -115,33 +117,33 @@ def piecewise(points: Iterable[Sequence[Any]], shape: str = "linear") -> Schedul
     pairs = []
     for point in points:
         if isinstance(point, str) or not isinstance(point, Sequence | np.ndarray) or len(point) != 2:
-            raise InputError(f"{point!r} is no point of a schedule; give pairs of [step, value].")
+            raise InputError(f"{point!r} is not a point of a schedule; give [step, value] pairs.")
         pairs.append((position(point[0]), number(point[1], "value of a point")))
     return Schedule(phases_of_points(pairs, shape))
 
 
 def join(schedules: Sequence[Schedule], boundaries: Sequence[Any]) -> Schedule:
-    """One schedule after the other, each on a clock that starts at its boundary, as in `optax.join_schedules`.
+    """Chain schedules; each one's clock starts at its boundary, as in `optax.join_schedules`.
 
     >>> str(join([constant(0.1), linear(0.1, 0, over=50)], boundaries=[100]))
     '0.1 until 100, 0.1 -> 0 over 50'
     """
     if len(schedules) != len(boundaries) + 1:
         raise InputError(
-            f"join was given {len(schedules)} schedules and {len(boundaries)} boundaries; n schedules have n - 1 "
-            "boundaries between them."
+            f"join got {len(schedules)} schedules and {len(boundaries)} boundaries; n schedules need n - 1 boundaries."
         )
     phases: list[Phase] = []
     begins = [Position(), *(position(boundary) for boundary in boundaries)]
     for index, (schedule, offset) in enumerate(zip(schedules, begins, strict=True)):
         if not isinstance(schedule, Schedule) or not schedule.is_bound:
             raise InputError(
-                f"Schedule {index + 1} of a join is {schedule!r}; join takes bound schedules, in env steps."
+                f"Schedule {index + 1} of a join is {schedule!r}; join only takes bound schedules: call "
+                "bind(total_steps)."
             )
         if phases and offset.plus(begins[index - 1], -1).sign() != 1:
-            raise InputError(f"The boundaries of a join are {list(boundaries)}; they must grow.")
+            raise InputError(f"The boundaries of a join are {list(boundaries)}; they must be increasing.")
         moved = [phase._replace(begin=phase.begin.plus(offset)) for phase in schedule.phases]
-        if moved[0].begin != offset:  # it holds its start before its first phase
+        if moved[0].begin != offset:  # a schedule holds its start value before its first phase
             moved.insert(0, Phase(offset, Position(), moved[0].start, moved[0].start, "constant"))
         stop = begins[index + 1] if index + 1 < len(begins) else None
         phases += [phase for phase in moved if stop is None or phase.begin.plus(stop, -1).sign() == -1]
@@ -149,16 +151,16 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[Any]) -> Schedule:
 
 
 def warmup(over: Any, schedule: Any, start: Any = 0.0) -> Any:
-    """A ramp from `start` to where the schedule starts, then the schedule, later by that much.
+    """Ramp linearly from `start` to the schedule's first value, then follow the schedule, delayed by the ramp.
 
-    Where the schedule counts in shares of the budget, it now counts in shares of what the ramp leaves of it.
+    Shares of the budget in the schedule become shares of what the ramp leaves of the budget.
 
     >>> str(warmup("10%", linear(0.03, 0.001)))
     '0 -> 0.03 over 10%, 0.03 -> 0.001'
     """
     length = position(over)
     if length.sign() != 1:
-        raise InputError(f"The warm-up is {over!r} long; it must be above 0.")
+        raise InputError(f"The warm-up has length {over!r}; it must be above 0.")
     if isinstance(schedule, FunctionSchedule):
         return schedule.after_ramp(length, number(start, "start of a warm-up"))
     moved = [
@@ -166,25 +168,25 @@ def warmup(over: Any, schedule: Any, start: Any = 0.0) -> Any:
         for phase in schedule.phases
     ]
     last = moved[-1]
-    if schedule.phases[-1].stop == END:  # to the end of the budget, whatever the rounding
+    if schedule.phases[-1].stop == END:  # ends exactly at the end of the budget, despite rounding
         moved[-1] = last._replace(length=END.plus(last.begin, -1))
     ramp = Phase(Position(), moved[0].begin, number(start, "start of a warm-up"), moved[0].start)
     return Schedule([ramp, *moved])
 
 
 def _squeeze(place: Position, taken: Position) -> Position:
-    """A position in a budget of which some is taken: `steps + share · (total - taken)`."""
+    """Map a position to a budget that is shorter by `taken`: `steps + share · (total - taken)`."""
     return Position(place.steps).plus(END.plus(taken, -1), place.share)
 
 
 def repeat(schedule: Schedule, count: int) -> Schedule:
-    """The schedule, `count` times in a row. In shares of the budget, the cycles share it.
+    """Repeat a schedule `count` times. If its lengths are shares of the budget, the cycles divide the budget.
 
     >>> str(repeat(cosine(0.03, 0.003), 4))
     '0.03 -> 0.003 cosine repeat 4'
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"A schedule cannot repeat {count!r} times; repeat it 1 or more whole times.")
+        raise InputError(f"A schedule cannot repeat {count!r} times; give a whole number, 1 or more.")
     phases = [
         phase._replace(
             begin=Position(phase.begin.steps, phase.begin.share / count),
@@ -194,27 +196,30 @@ def repeat(schedule: Schedule, count: int) -> Schedule:
     ]
     cycle = phases[-1].stop
     if cycle.sign() != 1 or not phases[-1].needs_length:
-        raise InputError(f"'{schedule}' has no end, so it cannot repeat; let its last phase move, over a length.")
+        raise InputError(
+            f"'{schedule}' ends in a constant of no fixed length, so it cannot repeat; end it with a curve, for "
+            "example '1 -> 0 over 100k'."
+        )
     return Schedule(phase._replace(begin=phase.begin.plus(cycle, k)) for k in range(count) for phase in phases)
 
 
 def stack(schedules: Sequence[Any]) -> Any:
-    """Many schedules as one pytree with a leading axis, for `jax.vmap`: a population with a schedule for each member.
+    """Stack schedules into one pytree with a leading axis, for `jax.vmap` over a population.
 
-    Shorter ones are padded with phases that never begin, so every member stays exactly what it was. Controllers of one
-    kind stack too.
+    Shorter schedules are padded with phases that never begin, which leaves every member's values unchanged.
+    Controllers of the same kind can be stacked too.
 
     >>> population = stack([constant(0.01), linear(0.03, 0.001, over=100)])
     >>> [round(float(value), 4) for value in jax.vmap(lambda schedule: schedule(100))(population)]
     [0.01, 0.001]
     """
     if not schedules:
-        raise InputError("stack was given no schedules; give at least one.")
+        raise InputError("stack got no schedules; give at least one.")
     for index, schedule in enumerate(schedules):
         if isinstance(schedule, FunctionSchedule):
             raise InputError(
-                f"Schedule {index + 1} of a stack is the function {schedule}; a function is code and not data, so it "
-                "cannot be stacked: write it as phases, for example with piecewise."
+                f"Schedule {index + 1} of a stack is the function {schedule}; functions cannot be stacked, so write it "
+                "as phases, for example with piecewise."
             )
         if isinstance(schedule, Schedule) and not schedule.is_bound:
             raise InputError(
@@ -222,7 +227,7 @@ def stack(schedules: Sequence[Any]) -> Any:
             )
     kinds = {type(schedule).__name__ for schedule in schedules}
     if len(kinds) > 1:
-        raise InputError(f"stack was given {', '.join(sorted(kinds))}; the members of a stack must be of one kind.")
+        raise InputError(f"stack got {', '.join(sorted(kinds))}; all members of a stack must have the same type.")
     if not isinstance(schedules[0], Schedule):
         return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *schedules)
     most = max(len(schedule.phases) for schedule in schedules)
@@ -230,7 +235,7 @@ def stack(schedules: Sequence[Any]) -> Any:
 
 
 def _pad(schedule: Schedule, count: int) -> Schedule:
-    """Add phases that begin at infinity, that is, never."""
+    """Pad with phases that begin at infinity, that is, never."""
     fill = Schedule.tree_unflatten(None, (np.inf, 0.0, np.inf, (0.0, 0.0), 0.0, 0.0, CODES["constant"], 1.0, None))
     missing = count - len(schedule.begin)
     return jax.tree.map(lambda leaf, value: np.concatenate([leaf, np.full(missing, value, leaf.dtype)]), schedule, fill)

@@ -3,11 +3,11 @@
 A controller is a few numbers and three pure functions, the same three that a schedule has:
 
     state = controller.init()                       arrays, part of the run's state
-    coefficient = controller.value(state, step)     what to apply at this update
-    state = controller.update(state, metrics)       after it, from what was measured
+    coefficient = controller.value(state, step)     the coefficient for this update
+    state = controller.update(state, metrics)       after the update, from its metrics
 
-Its numbers are pytree leaves: controllers can be stacked and vmapped, and changing them never recompiles. A metric
-that is not finite, because no episode has ended for example, leaves the state as it is.
+Its numbers are pytree leaves: controllers can be stacked and vmapped, and changing the numbers never recompiles. A
+non-finite metric, for example because no episode has ended yet, leaves the state unchanged.
 """
 
 import math
@@ -26,30 +26,30 @@ from lehr.schedules.text import parse_number
 
 
 class Value(NamedTuple):
-    """The state of a controller that remembers its coefficient alone."""
+    """The state of a controller that only remembers its coefficient."""
 
     value: jax.Array
     """float32 `[]`."""
 
 
 class PlateauState(NamedTuple):
-    """The coefficient, the best metric so far, and for how many updates it has not been beaten."""
+    """The coefficient, the best metric so far, and the updates counted without improvement."""
 
     value: jax.Array
     """float32 `[]`."""
     best: jax.Array
-    """float32 `[]`, larger is better."""
+    """float32 `[]`; larger is better."""
     waited: jax.Array
     """int32 `[]`."""
 
 
 def _name(default: str) -> Any:
-    """The name of a metric: a word, so no leaf."""
+    """Declare a metric's name, which is static and not a pytree leaf."""
     return field(default=default, metadata={"static": True})
 
 
 class Controller:
-    """What all controllers share with a schedule besides `init`, `value` and `update`."""
+    """Base class of controllers: the part of the schedule protocol besides `init` and `update`."""
 
     metric: str
     minimum: Any
@@ -57,19 +57,19 @@ class Controller:
 
     @property
     def is_bound(self) -> bool:
-        """A controller does not look at the budget."""
+        """Always true: a controller does not depend on the budget."""
         return True
 
     def bind(self, total_steps: float) -> "Controller":
-        """The controller itself: it does not look at the budget."""
+        """Return the controller itself: it does not depend on the budget."""
         return self
 
     def bounds(self) -> tuple[float, float]:
-        """The limits of the coefficient."""
+        """Return the limits of the coefficient."""
         return float(self.minimum), float(self.maximum)
 
     def value(self, state: Any, step: Any) -> jax.Array:
-        """The coefficient to apply now, whatever the step."""
+        """Return the current coefficient, whatever the step."""
         return state.value
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Controller:
     def _observed(self, metrics: Mapping[str, Any]) -> jax.Array:
         if self.metric not in metrics:
             raise InputError(
-                f"{type(self).__name__} looks at the metric {self.metric!r}, which is not measured; "
+                f"{type(self).__name__} needs the metric {self.metric!r}, which is not measured; "
                 f"{closest(self.metric, metrics)}"
             )
         return jnp.asarray(metrics[self.metric], jnp.float32)
@@ -87,10 +87,10 @@ class Controller:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TargetEntropy(Controller):
-    r"""The entropy coefficient that keeps the policy's entropy near a target.
+    r"""An entropy coefficient that keeps the policy's entropy near a target.
 
     $c \leftarrow \mathrm{clip}(c \exp(\eta\,(H^* - H)), c_{min}, c_{max})$: it grows while the entropy $H$ is below the
-    target $H^*$ and shrinks while it is above, by the rate $\eta$ per update and unit of entropy.
+    target $H^*$ and shrinks while it is above, at rate $\eta$ per update and unit of entropy.
 
     >>> controller = TargetEntropy(target=0.5, rate=0.1, initial=0.01)
     >>> state = controller.update(controller.init(), {"policy/entropy": 0.0})
@@ -106,17 +106,17 @@ class TargetEntropy(Controller):
     metric: str = _name("policy/entropy")
 
     def __post_init__(self) -> None:
-        """Check the numbers, where they are numbers and not tracers."""
+        """Check the arguments, unless they are tracers."""
         _check(self, "rate", self.rate, above=0)
         _check(self, "target", self.target)
         _check_limits(self)
 
     def init(self) -> Value:
-        """The initial coefficient."""
+        """Return the initial coefficient."""
         return Value(jnp.asarray(self.initial, jnp.float32))
 
     def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
-        """Move the coefficient toward what the entropy asks for."""
+        """Raise the coefficient if the entropy is below the target, lower it if above."""
         entropy = self._observed(metrics)
         moved = state.value * jnp.exp(self.rate * (self.target - entropy))
         moved = jnp.clip(moved, self.minimum, self.maximum)
@@ -126,10 +126,10 @@ class TargetEntropy(Controller):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Plateau(Controller):
-    r"""A coefficient that is multiplied by a factor when a metric has stopped getting better.
+    r"""A coefficient that is multiplied by a factor when a metric stops improving.
 
-    After `patience` updates in a row without a new best, better than the last by more than `threshold`,
-    $c \leftarrow \max(c \cdot factor, c_{min})$, and the wait begins anew.
+    A metric improves when it exceeds the best so far by more than `threshold`. After `patience` updates in a row
+    without improvement, $c \leftarrow \mathrm{clip}(c \cdot factor, c_{min}, c_{max})$, and the count restarts.
 
     >>> controller = Plateau(initial=0.03, factor=0.5, patience=2)
     >>> state = controller.init()
@@ -148,24 +148,24 @@ class Plateau(Controller):
     metric: str = _name("episode/return")
 
     def __post_init__(self) -> None:
-        """Check the numbers, where they are numbers and not tracers."""
+        """Check the arguments, unless they are tracers."""
         _check(self, "factor", self.factor, above=0)
         _check(self, "patience", self.patience, least=1)
         _check(self, "threshold", self.threshold, least=0)
         _check_limits(self)
 
     def bounds(self) -> tuple[float, float]:
-        """From the initial value as far as the factor can take it."""
+        """Return the range from the initial value to the limit that `factor` moves it toward."""
         if self.factor <= 1:
             return min(float(self.minimum), float(self.initial)), float(self.initial)
         return float(self.initial), float(self.maximum)
 
     def init(self) -> PlateauState:
-        """The initial coefficient, and a best that anything beats."""
+        """Return the initial coefficient and a best metric of minus infinity."""
         return PlateauState(jnp.asarray(self.initial, jnp.float32), jnp.float32(-jnp.inf), jnp.int32(0))
 
     def update(self, state: PlateauState, metrics: Mapping[str, Any]) -> PlateauState:
-        """Count the updates without a new best; when there were enough, apply the factor."""
+        """Count updates without improvement; after `patience` of them, apply the factor."""
         metric = self._observed(metrics)
         better = metric > state.best + self.threshold
         waited = jnp.where(better, 0, state.waited + 1)
@@ -182,7 +182,7 @@ class Plateau(Controller):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AdaptiveKL(Controller):
-    r"""A learning rate that keeps the policy's step near a target KL divergence.
+    r"""A learning rate that keeps the KL divergence of each policy update near a target.
 
     With the measured divergence $D$: $\eta \leftarrow \eta / factor$ when $D > band \cdot target$,
     $\eta \cdot factor$ when $0 < D < target / band$, unchanged in between, always within the limits.
@@ -202,18 +202,18 @@ class AdaptiveKL(Controller):
     metric: str = _name("policy/approximate_kl")
 
     def __post_init__(self) -> None:
-        """Check the numbers, where they are numbers and not tracers."""
+        """Check the arguments, unless they are tracers."""
         _check(self, "target", self.target, above=0)
         _check(self, "factor", self.factor, above=1)
         _check(self, "band", self.band, least=1)
         _check_limits(self)
 
     def init(self) -> Value:
-        """The initial learning rate."""
+        """Return the initial learning rate."""
         return Value(jnp.asarray(self.initial, jnp.float32))
 
     def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
-        """Shrink after too large a step of the policy, grow after too small a one."""
+        """Lower the rate if the policy moved too far, raise it if it moved too little."""
         divergence = self._observed(metrics)
         small = (divergence > 0) & (divergence < self.target / self.band)
         after_large, after_small = self._moves(state.value)
@@ -221,14 +221,14 @@ class AdaptiveKL(Controller):
         return Value(jnp.where(jnp.isfinite(divergence), moved, state.value))
 
     def _moves(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """What follows a divergence that was too large, and one that was too small."""
+        """Return the values to use after a divergence that was too large and one that was too small."""
         return jnp.maximum(value / self.factor, self.minimum), jnp.minimum(value * self.factor, self.maximum)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class KLPenalty(AdaptiveKL):
-    r"""The weight of a penalty on the policy's step that keeps it near a target KL divergence (Schulman et al., 2017).
+    r"""The weight of a KL penalty that keeps policy updates near a target KL divergence (Schulman et al., 2017).
 
     With the measured divergence $D$: $\beta \cdot factor$ when $D > band \cdot target$, $\beta / factor$ when
     $0 < D < target / band$, unchanged in between, always within the limits.
@@ -245,27 +245,27 @@ class KLPenalty(AdaptiveKL):
     metric: str = _name("policy/kl")
 
     def _moves(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A larger weight after too large a step, a smaller one after too small a one."""
+        """Return a larger weight for updates that were too large, a smaller one for those that were too small."""
         return jnp.minimum(value * self.factor, self.maximum), jnp.maximum(value / self.factor, self.minimum)
 
 
 def target_entropy(target: float, rate: float = 0.01, **more: Any) -> TargetEntropy:
-    """`auto(target_entropy=...)`: see `TargetEntropy`."""
+    """Build a `TargetEntropy`; as a string, `auto(target_entropy=...)`."""
     return TargetEntropy(target, rate, **more)
 
 
 def plateau(value: float, factor: float = 0.5, patience: int = 10, **more: Any) -> Plateau:
-    """`plateau(...)`: see `Plateau`."""
+    """Build a `Plateau`; as a string, `plateau(...)`."""
     return Plateau(value, factor, patience, **more)
 
 
 def adaptive_kl(value: float, target: float = 0.01, **more: Any) -> AdaptiveKL:
-    """`adaptive_kl(...)`: see `AdaptiveKL`."""
+    """Build an `AdaptiveKL`; as a string, `adaptive_kl(...)`."""
     return AdaptiveKL(value, target, **more)
 
 
 def kl_penalty(value: float, target: float = 0.01, **more: Any) -> KLPenalty:
-    """`kl_penalty(...)`: see `KLPenalty`."""
+    """Build a `KLPenalty`; as a string, `kl_penalty(...)`."""
     return KLPenalty(value, target, **more)
 
 
@@ -274,10 +274,10 @@ def kl_penalty(value: float, target: float = 0.01, **more: Any) -> KLPenalty:
 
 def _check(controller: Controller, name: str, value: Any, above: float = -math.inf, least: float = -math.inf) -> None:
     if not isinstance(value, bool | int | float | np.number):
-        return  # a tracer, an array of a stack, or the placeholder of a transformation
+        return  # a tracer, an array from a stack, or a placeholder of a JAX transformation
     if isinstance(value, bool) or math.isnan(value) or not (value > above and value >= least) or math.isinf(value):
         limit = f"above {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else "finite"
-        raise InputError(f"{type(controller).__name__} was given {name}={value!r}; it must be {limit}.")
+        raise InputError(f"{type(controller).__name__} got {name}={value!r}; it must be {limit}.")
 
 
 def _check_limits(controller: Any) -> None:
@@ -286,14 +286,15 @@ def _check_limits(controller: Any) -> None:
         return
     if not low <= start <= high or math.isinf(start):
         raise InputError(
-            f"{type(controller).__name__} starts at {start:g} with limits {low:g} to {high:g}; start between them."
+            f"{type(controller).__name__} starts at {start:g}; it must start at a finite value within its limits, "
+            f"{low:g} to {high:g}."
         )
 
 
-# Text --------------------------------------------------------------------------------------------------------------
+# String form -------------------------------------------------------------------------------------------------------
 
 _TEXTS: dict[str, tuple[type[Any], dict[str, str], tuple[str, ...]]] = {
-    # name in the text: (class, names in the text that differ from the field's, arguments that may stand without a name)
+    # name: (class, argument names that differ from the field names, arguments that may be positional)
     "auto": (TargetEntropy, {"target_entropy": "target", "value": "initial"}, ()),
     "plateau": (Plateau, {"value": "initial"}, ("value", "factor", "patience")),
     "adaptive_kl": (AdaptiveKL, {"value": "initial"}, ("value", "target")),
@@ -303,12 +304,12 @@ _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*")
 
 
 def is_controller_text(text: str) -> bool:
-    """Whether a text is a call, `name(...)`, as only controllers are written."""
+    """Whether the string is a call, `name(...)`; only controllers are written this way."""
     return _CALL.fullmatch(text) is not None
 
 
 def parse_controller(text: str) -> Controller:
-    """Read a controller from its text.
+    """Parse a controller from its string form.
 
     >>> parse_controller("plateau(0.03, factor=0.5, patience=10)").patience
     10.0
@@ -316,7 +317,7 @@ def parse_controller(text: str) -> Controller:
     match = _CALL.fullmatch(text)
     if match is None or match[1] not in _TEXTS:
         name = match[1] if match else text
-        raise InputError(f"The controller {name!r} of {text!r} is unknown; {closest(name, _TEXTS)}")
+        raise InputError(f"Unknown controller {name!r} in {text!r}; {closest(name, _TEXTS)}")
     kind, spelled, unnamed = _TEXTS[match[1]]
     known = [_spelled_as(entry.name, spelled) for entry in fields(kind)]
     arguments: dict[str, Any] = {}
@@ -325,29 +326,29 @@ def parse_controller(text: str) -> Controller:
         if not equals:
             if index >= len(unnamed):
                 raise InputError(
-                    f"The argument {value!r} of {text!r} has no name; write name=value. Names: {', '.join(known)}."
+                    f"The argument {value!r} in {text!r} has no name; write name=value with one of {', '.join(known)}."
                 )
             name = unnamed[index]
         if name not in known:
-            raise InputError(f"The argument {name!r} of {text!r} is unknown; {closest(name, known)}")
+            raise InputError(f"Unknown argument {name!r} in {text!r}; {closest(name, known)}")
         meant = spelled.get(name, name)
         if meant in arguments:
-            raise InputError(f"The argument {name!r} stands twice in {text!r}; remove one.")
+            raise InputError(f"The argument {name!r} appears twice in {text!r}; remove one.")
         arguments[meant] = value if meant == "metric" else parse_number(value) if value != "inf" else math.inf
     try:
         return kind(**arguments)
     except TypeError:
         missing = known[0]
-        raise InputError(f"{text!r} lacks {missing}; write {match[1]}({missing}=...).") from None
+        raise InputError(f"{text!r} is missing {missing}; write {match[1]}({missing}=...).") from None
 
 
 def _spelled_as(name: str, spelled: dict[str, str]) -> str:
-    """The name of a field in the text."""
+    """Return the argument name that the string form uses for a field."""
     return next((written for written, meant in spelled.items() if meant == name), name)
 
 
 def to_text(controller: Any) -> str:
-    """The text of a controller; parsing it gives an equal one.
+    """Return the string form of a controller; parsing it gives an equal controller.
 
     >>> str(adaptive_kl(3e-4, target=0.02))
     'adaptive_kl(value=0.0003, target=0.02)'

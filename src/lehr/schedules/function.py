@@ -1,4 +1,4 @@
-"""Any function of the step in the place of a schedule."""
+"""Any function of the step, used as a schedule."""
 
 import math
 from collections.abc import Callable
@@ -20,10 +20,10 @@ _SAMPLES = 1001
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class FunctionSchedule:
-    """A function of env steps, an optax schedule for example, used as it is.
+    """A function of env steps, for example an optax schedule, used as a schedule.
 
-    It works wherever a `Schedule` does, except in `stack`: a function is code, not data, so a population cannot hold
-    different ones, and another function is another program.
+    It works wherever a `Schedule` does, except in `stack`: a function is code, not data, so the members of a
+    population cannot have different ones, and changing the function recompiles the program.
 
     >>> FunctionSchedule(lambda step: 0.5 ** (step / 100))(200)
     0.25
@@ -31,28 +31,30 @@ class FunctionSchedule:
 
     function: Callable[[Any], Any]
     total_steps: float | None = None
-    """The budget, for `bounds`; `bind` sets it."""
+    """The budget, which `bounds` needs; set by `bind`."""
 
     @property
     def is_bound(self) -> bool:
-        """A function has no shares of a budget: it counts in env steps."""
+        """Always true: a function is defined in env steps, not in shares of the budget."""
         return True
 
     def bind(self, total_steps: float) -> "FunctionSchedule":
-        """The same function, with its budget known."""
+        """Return the same function with its budget set."""
         return replace(self, total_steps=check_total(total_steps))
 
     def bounds(self) -> tuple[float, float]:
-        """The least and greatest value found at 1,001 places of the budget: a function cannot be known better."""
+        """Return the smallest and largest of 1,001 samples over the budget; exact bounds of a function are unknown."""
         if self.total_steps is None:
             raise InputError(f"The bounds of {self} depend on the budget; call bind(total_steps) first.")
         values = self(np.linspace(0, self.total_steps, _SAMPLES))
         return float(values.min()), float(values.max())
 
     def after_ramp(self, over: Position, start: float) -> "FunctionSchedule":
-        """The function, later by `over`, behind a ramp from `start` to its first value."""
+        """Return the function delayed by `over`, after a linear ramp from `start` to its first value."""
         if over.share:
-            raise InputError("The warm-up of a function must be in env steps, since a function has no budget to share.")
+            raise InputError(
+                f"The warm-up of a function has length {over}; give it in env steps, since a function has no budget."
+            )
         function, length = self.function, over.steps
         first = self(0)
 
@@ -65,7 +67,7 @@ class FunctionSchedule:
         return replace(self, function=ramped)
 
     def __call__(self, step: Any) -> Any:
-        """The function's value: a float for a number, an array for an array of steps, else what the function makes."""
+        """Evaluate: a number gives a float, an array of steps an array, a traced step whatever the function returns."""
         if isinstance(step, Steps):
             return jnp.asarray(self.function(step.high + step.low), jnp.float32)
         if isinstance(step, np.ndarray | list | tuple):
@@ -77,14 +79,14 @@ class FunctionSchedule:
 
     def _checked(self, step: Any) -> float:
         if not 0 <= step < math.inf:
-            raise InputError(f"A schedule was called with step {step:g}; a step is a finite number, 0 or more.")
+            raise InputError(f"A schedule was called with step {step:g}; steps must be finite and 0 or more.")
         given = self.function(step)
         try:
             value = float(given)
         except (TypeError, ValueError):
-            raise InputError(f"{self} gave {given!r} at step {step:g}; it must give one number.") from None
+            raise InputError(f"{self} returned {given!r} at step {step:g}; it must return one number.") from None
         if not math.isfinite(value):
-            raise InputError(f"{self} gave {value} at step {step:g}; it must be finite at every step.")
+            raise InputError(f"{self} returned {value} at step {step:g}; it must be finite at every step.")
         return value
 
     def __str__(self) -> str:

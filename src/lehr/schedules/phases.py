@@ -1,4 +1,4 @@
-"""Phases and positions: what a schedule is made of, and what makes one impossible."""
+"""Phases and positions, the parts of a schedule, and the checks on them."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 def number_text(value: float, multipliers: bool = False) -> str:
-    """The shortest text of a number that reads back as the same one.
+    """Return the shortest string that parses back to the same number.
 
     >>> number_text(0.03), number_text(1_500_000, multipliers=True)
     ('0.03', '1.5M')
@@ -33,7 +33,7 @@ def number_text(value: float, multipliers: bool = False) -> str:
 
 
 class Position(NamedTuple):
-    """A place or a length on the step axis: `steps + share · total_steps`.
+    """A point or a length on the step axis: `steps + share · total_steps`.
 
     >>> str(Position(steps=-25_000, share=0.25))
     '25%-25k'
@@ -51,7 +51,7 @@ class Position(NamedTuple):
         return Position(factor * self.steps, factor * self.share)
 
     def sign(self) -> int | None:
-        """1, 0 or −1 where that is the same for every budget; `None` where it depends on the budget."""
+        """Return 1, 0 or −1 if the sign is the same for every budget, or `None` if it depends on the budget."""
         low, high = min(self.steps, self.share), max(self.steps, self.share)
         if low < 0 < high:
             return None
@@ -69,7 +69,7 @@ class Position(NamedTuple):
         return share + ("" if self.steps < 0 else "+") + steps
 
     def bound(self, total_steps: float) -> float:
-        """The place in steps, for a budget."""
+        """Return the position in env steps for a given budget."""
         return self.steps + self.share * total_steps
 
 
@@ -78,7 +78,7 @@ END = Position(share=1.0)
 
 
 class Phase(NamedTuple):
-    """One piece of a schedule, for the host: to build, to check and to print."""
+    """One piece of a schedule as plain Python numbers, used to build, check and print schedules."""
 
     begin: Position
     length: Position
@@ -89,36 +89,36 @@ class Phase(NamedTuple):
 
     @property
     def stop(self) -> Position:
-        """Where the curve reaches its end value."""
+        """The position at which the curve reaches its end value."""
         return self.begin.plus(self.length)
 
     @property
     def needs_length(self) -> bool:
-        """Whether the phase moves; a constant may be of length 0, since it holds its value anyway."""
+        """Whether the length must be above 0; a constant may have length 0, since it holds its value anyway."""
         return self.shape != "constant"
 
 
 def check_total(total_steps: float, name: str = "total_steps") -> float:
-    """The budget as a float, or an error that calls it by its name."""
+    """Return the budget as a float, or raise an error that mentions it by `name`."""
     if isinstance(total_steps, bool) or not isinstance(total_steps, int | float | np.number):
-        raise InputError(f"{name} is {total_steps!r}; it must be a number of env steps, above 0.")
+        raise InputError(f"{name} is {total_steps!r}; it must be a number of env steps above 0.")
     if not 0 < total_steps < math.inf:
         raise InputError(f"{name} is {total_steps:g}; the budget must be finite and above 0.")
     return float(total_steps)
 
 
 def check_phases(phases: list[Phase]) -> list[Phase]:
-    """The phases in their one form, or an error for what no schedule can be."""
+    """Return the phases in canonical form, or raise an error if they do not make a valid schedule."""
     if not phases:
         raise InputError("A schedule needs at least one phase; give a value, for example 0.01.")
     checked = [_check_phase(number, phase) for number, phase in enumerate(phases, 1)]
     for number, (phase, following) in enumerate(itertools.pairwise(checked), 1):
         if following.begin.plus(phase.begin, -1).sign() in (0, -1):
             raise InputError(
-                f"Phase {number + 1} begins at {following.begin}, which is not after {phase.begin}, where "
-                f"phase {number} begins; phases must follow one another."
+                f"Phase {number + 1} begins at {following.begin}, but phase {number} begins at {phase.begin}; each "
+                "phase must begin after the previous one."
             )
-    # A constant lasts until the next phase, or for ever: one form for one meaning.
+    # Canonical form: a constant lasts until the next phase; the last phase, if constant, has length 0.
     stops = [following.begin for following in checked[1:]]
     for index, phase in enumerate(checked):
         if not phase.needs_length:
@@ -133,38 +133,37 @@ def _check_phase(number: int, phase: Phase) -> Phase:
     for side in ("start", "end", "power"):
         value = getattr(phase, side)
         if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-            raise InputError(f"Phase {number} has the {side} {value!r}; it must be a finite number.")
+            raise InputError(f"The {side} of phase {number} is {value!r}; it must be a finite number.")
         if value and not _SMALLEST <= abs(float(value)) <= _LARGEST:
             raise InputError(
-                f"Phase {number} has the {side} {value:g}, which float32 cannot hold; it must be 0 or between "
-                f"{_SMALLEST:g} and {_LARGEST:g} in size."
+                f"The {side} of phase {number} is {value:g}, outside the range of float32; it must be 0 or have a "
+                f"magnitude between {_SMALLEST:g} and {_LARGEST:g}."
             )
     if phase.start == phase.end:
         phase = phase._replace(shape="constant", power=1.0)
     if not phase.power > 0:
-        raise InputError(f"Phase {number} has the power {phase.power:g}; it must be above 0.")
+        raise InputError(f"The power of phase {number} is {phase.power:g}; it must be above 0.")
     if phase.shape == "constant" and phase.start != phase.end:
         raise InputError(
-            f"Phase {number} is constant but goes from {phase.start:g} to {phase.end:g}; give one value or a shape."
+            f"Phase {number} is constant but goes from {phase.start:g} to {phase.end:g}; give one value or another "
+            "shape."
         )
     if phase.shape == "exponential":
         if 0 in (phase.start, phase.end) or (phase.start > 0) != (phase.end > 0):
             raise InputError(
-                f"Phase {number} is exponential from {phase.start:g} to {phase.end:g}; an exponential can neither "
-                "reach 0 nor change sign, so give ends of one sign or another shape."
+                f"Phase {number} is exponential from {phase.start:g} to {phase.end:g}, but an exponential cannot reach "
+                "0 or change sign; use nonzero values of the same sign, or another shape."
             )
         if not _SMALLEST < phase.end / phase.start < _LARGEST:
             raise InputError(
-                f"Phase {number} is exponential from {phase.start:g} to {phase.end:g}; the ratio of its ends is more "
-                "than float32 can hold, so cut it into two phases."
+                f"Phase {number} is exponential from {phase.start:g} to {phase.end:g}, and the ratio of the two is "
+                "outside the range of float32; split it into two phases."
             )
     if phase.begin.sign() == -1:
-        raise InputError(f"Phase {number} begins at {phase.begin}; the first step is 0.")
+        raise InputError(f"Phase {number} begins at {phase.begin}; it must begin at 0 or later.")
     sign = phase.length.sign()
     if sign == -1 or (phase.needs_length and sign == 0):
-        raise InputError(f"Phase {number} has the length {phase.length}; it must be above 0.")
+        raise InputError(f"The length of phase {number} is {phase.length}; it must be above 0.")
     if phase.stop.steps == 0 and phase.stop.share > 1 + 1e-9:
-        raise InputError(
-            f"Phase {number} ends at {phase.stop} of the budget; give lengths that add up to 100% at most."
-        )
+        raise InputError(f"Phase {number} ends at {phase.stop} of the budget; the lengths may add up to at most 100%.")
     return phase._replace(start=float(phase.start), end=float(phase.end), power=float(phase.power))

@@ -1,8 +1,9 @@
-"""`Schedule`: a coefficient as a function of env steps, kept as a few small arrays.
+"""`Schedule`: a coefficient as a function of env steps, stored as a few small arrays.
 
-A schedule is K phases on the axis of env steps. Each has a begin, a length, a start value, an end value, a shape and a
-power. Before its first phase a schedule holds its start, after a phase it holds that phase's end until the next one
-begins. All of it is data: schedules of any shapes stack into one array pytree, and new numbers never recompile.
+A schedule is K phases on the env-step axis. Each phase has a beginning, a length, a start value, an end value, a shape
+and a power. Before its first phase a schedule holds the first start value; after a phase it holds that phase's end
+value until the next phase begins. All of this is data: schedules of any shapes stack into one pytree of arrays, and
+changing the numbers never recompiles.
 """
 
 import bisect
@@ -25,8 +26,8 @@ from lehr.schedules.steps import Steps, split
 class Schedule:
     """A coefficient as a function of env steps.
 
-    Call it with a Python or NumPy number, or an array of steps, and NumPy alone answers, in float64. Call it with a
-    traced step, or with `Steps`, and the answer is part of the compiled program, in float32.
+    Called with a Python or NumPy number, or an array of steps, it is evaluated with NumPy in float64. Called with a
+    traced step or with `Steps`, it becomes part of the compiled program, in float32.
 
     Build one with `lehr.schedule`, or with `constant`, `linear`, `cosine`, `exponential`, `polynomial`, `piecewise`,
     `join`, `warmup` and `repeat`.
@@ -39,29 +40,29 @@ class Schedule:
     '0.03 -> 0.001 over 800k'
     """
 
-    # Arrays of shape [K]: float64 on the host, what JAX makes of them (float32) on a device.
+    # Arrays of shape [K]: float64 on the host; on a device, JAX's default (float32).
     begin: Any
-    """The step at which the phase begins; infinite for the padding of a stack."""
+    """The step at which the phase begins; infinite for the padding in a stack."""
     length: Any
-    """Steps from the begin to the end value; 0 for a constant that lasts."""
+    """Steps from the beginning to the end value; 0 for a constant that lasts forever."""
     stop: Any
     """The step at which the end value is reached, `begin + length`."""
     remainders: tuple[Any, Any]
-    """What float32 leaves out of `begin` and of `stop`, so that a short phase late in a long run stays exact."""
+    """The rounding errors of `begin` and `stop` in float32, so that a short phase late in a long run stays exact."""
     start: Any
     end: Any
     shape: Any
-    """int32, the position of the shape's name in `lehr.schedules.shapes.NAMES`."""
+    """int32, the index of the shape's name in `lehr.schedules.shapes.NAMES`."""
     power: Any
-    """The power of a polynomial, the exponent of a cosine; else 1."""
+    """The power of a polynomial or the exponent of a cosine; otherwise 1."""
     shares: tuple[Any, Any] | None
-    """For an unbound schedule, what share of the budget is to be added to `begin` and `length`; else `None`."""
+    """For an unbound schedule, the shares of the budget to add to `begin` and `length`; otherwise `None`."""
 
     _FIELDS = ("begin", "length", "stop", "remainders", "start", "end", "shape", "power", "shares")
     __slots__ = (*_FIELDS, "__weakref__", "_table")
 
     def __init__(self, phases: Iterable[Phase]) -> None:
-        """Check the phases and store them; for people, the constructors below read better."""
+        """Check the phases and store them as arrays. Prefer `lehr.schedule` or the constructors."""
         checked = check_phases(list(phases))
         begin = np.array([p.begin.steps for p in checked])
         length = np.array([p.length.steps for p in checked])
@@ -87,21 +88,21 @@ class Schedule:
         self._table: tuple[list[float], list[Phase]] | None = None
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
-        """The arrays; nothing is static, so that no change of numbers retraces."""
+        """Return the arrays; nothing is static, so changing the numbers never retraces."""
         return tuple(getattr(self, name) for name in self._FIELDS), None
 
     @classmethod
     def tree_unflatten(cls, auxiliary: None, leaves: Sequence[Any]) -> Self:
-        """Put arrays, tracers or whatever a transformation uses back in place, unchecked."""
+        """Rebuild from arrays, tracers or any other leaves that a transformation uses, without checks."""
         schedule = object.__new__(cls)
         schedule._set(*leaves)
         return schedule
 
-    # What it is --------------------------------------------------------------------------------------------------
+    # Properties --------------------------------------------------------------------------------------------------
 
     @property
     def is_bound(self) -> bool:
-        """Whether all positions are env steps, so that it can be called."""
+        """Whether all positions are in env steps, which is required to call it."""
         return self.shares is None
 
     @property
@@ -110,13 +111,14 @@ class Schedule:
         return self._host()[1]
 
     def _host(self) -> tuple[list[float], list[Phase]]:
-        """Begins and phases as Python numbers, read once."""
+        """Return the phases and where they begin as Python numbers, cached."""
         if self._table is not None:
             return self._table
         leaves = jax.tree.leaves(self)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             raise InputError(
-                "A schedule that is an argument of a compiled function has no values to look at; call it with a step."
+                "The phases of a schedule cannot be read while it is traced by JAX; call the schedule with a step "
+                "instead."
             )
         if np.ndim(self.begin) != 1:
             raise InputError(
@@ -125,7 +127,7 @@ class Schedule:
             )
         used = np.isfinite(self.begin)
         exact = np.asarray(self.begin, float)
-        if self.begin.dtype != np.float64:  # it has been through a device
+        if self.begin.dtype != np.float64:  # it was moved to a device
             exact = exact + np.asarray(self.remainders[0], float)
         share = np.zeros((2, len(used))) if self.shares is None else np.asarray(self.shares, float)
         columns = (exact, share[0], self.length, share[1], self.start, self.end, self.shape, self.power)
@@ -154,17 +156,17 @@ class Schedule:
         return hash(tuple(self.phases))
 
     def bounds(self) -> tuple[float, float]:
-        """The least and the greatest value it can take at any step, exactly."""
+        """Return the exact minimum and maximum over all steps."""
         phases = self.phases
         values = [phases[0].start]
         for phase, following in zip(phases, [*phases[1:], None], strict=True):
             values += [phase.start, _last_value(phase, following)]
         return min(values), max(values)
 
-    # What it does ------------------------------------------------------------------------------------------------
+    # Evaluation --------------------------------------------------------------------------------------------------
 
     def bind(self, total_steps: float) -> "Schedule":
-        """Turn shares of the budget into steps. A bound schedule is returned as it is.
+        """Turn shares of the budget into env steps. A bound schedule is returned unchanged.
 
         >>> from lehr.schedules import linear
         >>> str(linear(1, 0).bind(2_000_000))
@@ -179,23 +181,24 @@ class Schedule:
         for number, phase in enumerate(phases, 1):
             begin, length = begins[number - 1], _tidy(phase.length.bound(total))
             if number < len(phases) and phase.stop == phases[number].begin:
-                length = _tidy(begins[number] - begin)  # phases that meet still meet, whatever the rounding
+                length = _tidy(begins[number] - begin)  # phases that touch still touch, despite rounding
             if length < 0 or (phase.needs_length and length == 0):
                 raise InputError(
                     f"Phase {number} of '{self}' would last {length:g} steps with a budget of {total:g}; give a larger "
-                    "budget, or positions that leave room for it."
+                    "budget, or positions that leave room for the phase."
                 )
             bound.append(phase._replace(begin=Position(begin), length=Position(length)))
         for number, (phase, following) in enumerate(itertools.pairwise(bound), 1):
             if not phase.begin.steps < following.begin.steps:
                 raise InputError(
                     f"Phase {number + 1} of '{self}' would begin at step {following.begin.steps:g}, but phase {number} "
-                    f"begins at {phase.begin.steps:g}, with a budget of {total:g}; phases must follow one another."
+                    f"begins at {phase.begin.steps:g}, with a budget of {total:g}; each phase must begin after the "
+                    "previous one."
                 )
         return Schedule(bound)
 
     def __call__(self, step: Any) -> Any:
-        """The value at an env step: a float, an array for an array of steps, or a traced value."""
+        """Evaluate at an env step: a number gives a float, an array of steps an array, a traced step a traced value."""
         if not self.is_bound:
             raise InputError(
                 f"'{self!s}' has positions that are shares of the budget; call bind(total_steps) before calling it."
@@ -209,7 +212,7 @@ class Schedule:
 
     def _at(self, step: float) -> float:
         if not 0 <= step < math.inf:
-            raise InputError(f"A schedule was called with step {step:g}; a step is a finite number, 0 or more.")
+            raise InputError(f"A schedule was called with step {step:g}; steps must be finite and 0 or more.")
         begins, phases = self._host()
         phase = phases[max(bisect.bisect_right(begins, step) - 1, 0)]
         elapsed = step - phase.begin.steps
@@ -221,7 +224,10 @@ class Schedule:
 
     def _at_all(self, steps: np.ndarray) -> np.ndarray:
         if steps.size and not (np.min(steps) >= 0 and np.max(steps) < np.inf):
-            raise InputError("A schedule was called with steps that are negative or not finite; steps are 0 or more.")
+            raise InputError(
+                f"A schedule was called with steps from {np.min(steps):g} to {np.max(steps):g}; steps must be finite "
+                "and 0 or more."
+            )
         begins, phases = self._host()
         index = np.maximum(np.searchsorted(begins, steps, side="right") - 1, 0)
         values = np.empty(steps.shape)
@@ -235,7 +241,7 @@ class Schedule:
         return values
 
     def _traced(self, step: Steps) -> jax.Array:
-        # All phases are compared with the step, then only the one that applies is evaluated.
+        # Compare the step with all phases, then evaluate only the phase that applies.
         high, low = jnp.asarray(step.high), jnp.asarray(step.low)
         axes = (1,) * max(high.ndim, low.ndim)
 
@@ -249,7 +255,7 @@ class Schedule:
             return array.reshape(axes + array.shape)
 
         def since(place: Any, remainder: Any) -> jax.Array:
-            # The difference of the large parts first: it is exact where it matters, so the small parts are not drowned.
+            # Subtract the large parts first: that is exact near `place`, so the small parts are not rounded away.
             place = field(place)
             steps = (high[..., None] - place) + low[..., None]
             return steps if place.dtype == jnp.float64 else steps - field(remainder)
@@ -268,34 +274,34 @@ class Schedule:
         value = end
         for code, curve in enumerate(CURVES):
             selected = shape == code
-            # The other shapes are computed too, on harmless numbers: no phase of one may be a NaN of another.
+            # All shapes are computed, those not selected with arguments of 1, so that they cannot produce NaNs.
             safe = [jnp.where(selected, number, 1) for number in (start, end, power)]
             value = jnp.where(selected, curve(jnp, done, left, *safe), value)
         value = jnp.clip(value, jnp.minimum(start, end), jnp.maximum(start, end))
         return jnp.where(remaining <= 0, end, jnp.where(elapsed <= 0, start, value))
 
-    # The protocol that schedules share with controllers ------------------------------------------------------------
+    # The protocol shared with controllers --------------------------------------------------------------------------
 
     def init(self) -> tuple[()]:
-        """The state of a coefficient: a schedule has none."""
+        """Return the initial state: a schedule has none."""
         return ()
 
     def value(self, state: Any, step: Any) -> Any:
-        """The coefficient to apply at this step."""
+        """Return the coefficient at this step."""
         return self(step)
 
     def update(self, state: Any, metrics: Any) -> Any:
-        """The state after an update with these metrics: a schedule follows the clock alone."""
+        """Return the state unchanged: a schedule ignores metrics."""
         return state
 
 
 def _tidy(steps: float) -> float:
-    """A position without the noise of its arithmetic: 13 digits count single steps beyond 10^12."""
+    """Round away floating-point noise in a position; 13 digits resolve single steps beyond 10^12."""
     return float(f"{steps:.13g}")
 
 
 def _curve(phase: Phase, done: Any, left: Any) -> Any:
-    """The phase's curve in float64, kept between its start and end whatever the rounding."""
+    """Evaluate the phase's curve in float64, clipped to lie between its start and end despite rounding."""
     value = CURVES[CODES[phase.shape]](np, done, left, phase.start, phase.end, phase.power)
     low, high = min(phase.start, phase.end), max(phase.start, phase.end)
     if isinstance(done, float):
@@ -304,7 +310,7 @@ def _curve(phase: Phase, done: Any, left: Any) -> Any:
 
 
 def _last_value(phase: Phase, following: Phase | None) -> float:
-    """The value a phase comes to: its end, unless the next phase cuts it short."""
+    """Return the value a phase reaches: its end, unless the next phase cuts it short."""
     if following is None or not phase.needs_length:
         return phase.end
     room = following.begin.plus(phase.begin, -1)
@@ -314,8 +320,8 @@ def _last_value(phase: Phase, following: Phase | None) -> float:
         if room[1 - unit] == phase.length[1 - unit] == 0:  # both in steps, or both in shares
             done = room[unit] / phase.length[unit]
             left = (phase.length[unit] - room[unit]) / phase.length[unit]
-            return _curve(phase, done, left) if left > 1e-12 else phase.end  # less is rounding, not a cut
+            return _curve(phase, done, left) if left > 1e-12 else phase.end  # anything smaller is rounding
     raise InputError(
         f"Whether the phase from {phase.start:g} to {phase.end:g} is cut short depends on the budget; call "
-        "bind(total_steps) before asking for bounds."
+        "bind(total_steps) before bounds()."
     )

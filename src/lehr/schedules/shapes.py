@@ -1,8 +1,8 @@
-"""The curves a phase can follow: one formula each, the same for NumPy and for a traced program.
+"""The curves a phase can follow: one formula each, shared by NumPy and traced programs.
 
-A curve takes `done`, the part of the phase that is over, and `left = 1 - done`, and goes from `start` to `end` without
-ever turning back. It is given both, since `1 - done` would lose the digits of `left` near the end. `xp` is `numpy` or
-`jax.numpy`. The position in `SHAPES` is the number that a schedule stores.
+A curve takes `done`, the completed fraction of the phase, and `left = 1 - done`, and goes monotonically from `start` to
+`end`. Both fractions are passed, because computing `1 - done` would lose precision near the end. `xp` is `numpy` or
+`jax.numpy`. A schedule stores the index of its shape in `SHAPES`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Curve = Callable[[ModuleType, Any, Any, Any, Any, Any], Any]
 
 
 def constant(xp: ModuleType, done: Any, left: Any, start: Any, end: Any, power: Any) -> Any:
-    r"""$v = e$, where start and end are the same."""
+    r"""$v = e$; start and end are equal."""
     return end
 
 
@@ -29,9 +29,9 @@ def linear(xp: ModuleType, done: Any, left: Any, start: Any, end: Any, power: An
 
 
 def cosine(xp: ModuleType, done: Any, left: Any, start: Any, end: Any, power: Any) -> Any:
-    r"""$v(f) = e + (s - e)\left(\tfrac{1 + \cos \pi f}{2}\right)^p$, $p$ being what optax calls the exponent.
+    r"""$v(f) = e + (s - e)\left(\tfrac{1 + \cos \pi f}{2}\right)^p$, where optax calls $p$ the exponent.
 
-    It is computed as $\sin^{2p}(\pi (1 - f) / 2)$, the same without the cancellation near the end.
+    Computed as $\sin^{2p}(\pi (1 - f) / 2)$, which is equal but avoids cancellation near the end.
 
     >>> float(round(cosine(np, 0.5, 0.5, 1.0, 0.0, 2.0), 6))
     0.25
@@ -41,9 +41,9 @@ def cosine(xp: ModuleType, done: Any, left: Any, start: Any, end: Any, power: An
 
 
 def exponential(xp: ModuleType, done: Any, left: Any, start: Any, end: Any, power: Any) -> Any:
-    r"""$v(f) = s\,(e/s)^f$: equal ratios in equal times. Start and end have the same sign and are not 0.
+    r"""$v(f) = s\,(e/s)^f$: equal ratios over equal intervals. Start and end have the same sign and are not 0.
 
-    The nearer end is the base, so that the rounding of $\ln(e/s)$ counts half at most.
+    The base is the nearer of the two ends, which halves the effect of rounding in $\ln(e/s)$.
 
     >>> float(round(exponential(np, 0.5, 0.5, 1.0, 0.01, 1.0), 6))
     0.1
@@ -63,7 +63,7 @@ def polynomial(xp: ModuleType, done: Any, left: Any, start: Any, end: Any, power
 
 
 def _power(xp: ModuleType, base: Any, power: Any) -> Any:
-    # A compiled power goes through exp and log; the common power of 1 must not be rounded there.
+    # XLA computes powers through exp and log, which would round the common case of power 1.
     return base**power if xp is np else xp.where(power == 1, base, base**power)
 
 

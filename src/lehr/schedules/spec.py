@@ -1,4 +1,4 @@
-"""Anything that people write for a coefficient → a schedule or a controller."""
+"""Turn any accepted form of a coefficient into a schedule or a controller."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,21 +16,21 @@ from lehr.schedules.text import parse
 
 AnySchedule = Schedule | FunctionSchedule
 Spec = Any
-"""A number, a text, a mapping, a list of `[step, value]` pairs, a `Schedule`, a controller, a function of the step."""
+"""A number, string, mapping, list of `[step, value]` pairs, `Schedule`, controller, or function of the step."""
 
 _KEYS = {"type": "shape", "kind": "shape", "value": "start", "exponent": "power", "from": "begin"}
-"""Other names, and the names they stand for."""
+"""Aliases of mapping keys."""
 _OWN_KEYS = ("shape", "start", "end", "power", "warmup", "begin", "over", "until", "repeat")
 _MAPPING_KEYS = (*_OWN_KEYS, *_KEYS)
 
 
 def schedule(spec: Spec, total_steps: float | None = None) -> AnySchedule | Controller:
-    """Turn anything into a schedule, bound to a budget if one is given.
+    """Build a schedule from any of its forms, bound to a budget if one is given.
 
     Args:
-        spec: a number, a text, a mapping, a list of `[step, value]` pairs, a `Schedule`, a function of the step (any
-            optax schedule), or a controller or its text.
-        total_steps: the budget, which turns shares such as `20%` into env steps.
+        spec: a number, a string, a mapping, a list of `[step, value]` pairs, a `Schedule`, a function of the step (any
+            optax schedule), or a controller or its string form.
+        total_steps: the budget, used to turn shares such as `20%` into env steps.
 
     >>> schedule("0.03 -> 0.001 cosine", total_steps=1_000_000)(1_000_000)
     0.001
@@ -48,14 +48,15 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
         return spec
     if isinstance(spec, bool) or spec is None:
         raise InputError(
-            f"{spec!r} is no schedule; give a number, a text, a mapping, [step, value] pairs or a function."
+            f"{spec!r} is not a schedule; give a number, a string, a mapping, [step, value] pairs or a function."
         )
     if isinstance(spec, str):
         if is_controller_text(spec):
             return parse_controller(spec)
         if spec.strip() in NAMES:
             raise InputError(
-                f"The schedule {spec!r} is a shape without values; write its ends too, '0.03 -> 0.001 {spec.strip()}'."
+                f"The schedule {spec!r} is a shape without values; add them, for example '0.03 -> 0.001 "
+                f"{spec.strip()}'."
             )
         return parse(spec)
     if isinstance(spec, int | float | np.number) or (isinstance(spec, np.ndarray) and spec.ndim == 0):
@@ -64,20 +65,20 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
         return from_mapping(spec)
     if callable(spec):
         return FunctionSchedule(spec)
-    if type(spec).__name__ in ("ConfigDict", "FrozenConfigDict"):  # ml_collections': mappings that do not say so
+    if type(spec).__name__ in ("ConfigDict", "FrozenConfigDict"):  # from ml_collections; not a Mapping
         return from_mapping(spec.to_dict())
     if isinstance(spec, Sequence | np.ndarray):
         return piecewise(spec)
     if hasattr(spec, "dtype") and np.ndim(spec) == 0:  # a JAX scalar
         return constant(float(spec))
     raise InputError(
-        f"{spec!r} of type {type(spec).__name__} is no schedule; give a number, a text, a mapping, [step, value] pairs "
-        "or a function."
+        f"{spec!r} of type {type(spec).__name__} is not a schedule; give a number, a string, a mapping, [step, value] "
+        "pairs or a function."
     )
 
 
 def from_mapping(given: Mapping[str, Any]) -> Schedule:
-    """The mapping form, for YAML and JSON: `{shape, start, end, power, warmup, from, over, until, repeat}`."""
+    """Build a schedule from a mapping with the keys `shape, start, end, power, warmup, from, over, until, repeat`."""
     fields: dict[str, Any] = {}
     for key, value in given.items():
         if key not in _MAPPING_KEYS:
@@ -86,17 +87,17 @@ def from_mapping(given: Mapping[str, Any]) -> Schedule:
             )
         name = _KEYS.get(key, key)
         if name in fields:
-            raise InputError(f"The schedule {dict(given)} gives {name!r} twice, under two names; remove one.")
+            raise InputError(f"The schedule {dict(given)} sets {name!r} twice, under two names; remove one.")
         fields[name] = value
     shape = fields.pop("shape", "constant" if "end" not in fields else "linear")
     if shape not in NAMES:
         raise InputError(f"The schedule {dict(given)} has the unknown shape {shape!r}; {closest(str(shape), NAMES)}")
     if "start" not in fields:
-        raise InputError(f"The schedule {dict(given)} has no start; say the value it starts from.")
+        raise InputError(f"The schedule {dict(given)} has no start; add the value it starts from.")
     if shape == "constant":
         fields.setdefault("end", fields["start"])
     if "end" not in fields:
-        raise InputError(f"The schedule {dict(given)} has no end; say the value it goes to.")
+        raise InputError(f"The schedule {dict(given)} has no end; add the value it goes to.")
     if "power" in fields and shape not in ("cosine", "polynomial"):
         raise InputError(f"The schedule {dict(given)} has a power, which {shape!r} does not take; remove it.")
     if "power" not in fields and shape == "polynomial":
@@ -108,6 +109,8 @@ def from_mapping(given: Mapping[str, Any]) -> Schedule:
         return curve(shape, fields.pop("start"), fields.pop("end"), **fields)
     begin = position(fields.pop("begin", ramp))
     if begin.plus(ramp, -1).sign() == -1:
-        raise InputError(f"The schedule {dict(given)} begins before its warm-up is over; begin later, or warm up less.")
+        raise InputError(
+            f"The schedule {dict(given)} begins before its warm-up ends; begin later, or shorten the warm-up."
+        )
     body = curve(shape, fields.pop("start"), fields.pop("end"), begin=begin, **fields)
     return Schedule([Phase(Position(), ramp, 0.0, body.phases[0].start), *body.phases])

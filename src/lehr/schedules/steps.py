@@ -1,7 +1,7 @@
-"""Counts of env steps that stay exact where one float32 does not.
+"""Env-step counts that stay exact beyond the range of a single float32.
 
-float32 counts exactly to 2^24, about 17 million; a long run takes 10^11 steps. Inside a compiled program a count is
-therefore two float32 numbers, `Steps(high, low)`, whose sum it is. That is exact up to 2^48, about 2.8·10^14.
+float32 counts exactly up to 2^24, about 17 million; a long run takes 10^11 steps. Inside a compiled program a count is
+therefore the sum of two float32 numbers, `Steps(high, low)`, which is exact up to 2^48, about 2.8·10^14.
 """
 
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ _LOW_BITS = 24
 
 
 class Steps(NamedTuple):
-    """A count of env steps as the sum of two numbers of any one shape."""
+    """A count of env steps as the sum of two arrays of the same shape."""
 
     high: Any
     low: Any
 
 
 def split(step: Any) -> Steps:
-    """Turn a step of any number type, traced or not, into `Steps`; `Steps` pass through."""
+    """Convert a step of any numeric type, traced or not, to `Steps`; `Steps` are returned unchanged."""
     if isinstance(step, Steps):
         return step
     if isinstance(step, int | np.integer):
@@ -35,11 +35,11 @@ def split(step: Any) -> Steps:
 
 
 def env_steps(updates: jax.Array | int, steps_per_update: int) -> Steps:
-    """The clock: `updates · steps_per_update`, exact although neither factor's type could hold the product.
+    """Return `updates · steps_per_update` exactly, even where the product overflows the factors' types.
 
     Args:
-        updates: how many updates were made, int32 or uint32, of any shape; may be traced.
-        steps_per_update: env steps of one update, a Python integer below 2^32.
+        updates: number of updates so far, int32 or uint32, of any shape; may be traced.
+        steps_per_update: env steps per update, a Python integer below 2^32.
 
     >>> high, low = env_steps(3_000_000, 65_536)
     >>> int(high) + int(low)

@@ -1,4 +1,4 @@
-"""One line of text ↔ one schedule.
+"""The string form of a schedule: parsing and printing.
 
     schedule := phase ("," phase)*
               | point ("," point)* [curve | "step"]
@@ -8,8 +8,9 @@
     curve    := "constant" | "linear" | "cosine" ["(" exponent ")"] | "exponential" | "polynomial" "(" power ")"
     position := amount (("+" | "-") amount)*      500k · 2M · 1.5B · 1e6 · 20%
 
-`over` is how long a phase lasts and `until` where it ends; with both, `over` is the length of its curve and `until`
-where the next phase takes over. A phase with neither takes what is left of the budget; a last constant just holds.
+`over` is the length of a phase and `until` the position where it ends; with both, `over` is the length of the curve and
+`until` where the next phase begins. A phase with neither takes the rest of the budget; a constant at the end lasts
+forever.
 """
 
 import itertools
@@ -24,7 +25,7 @@ from lehr.schedules.schedule import Schedule
 from lehr.schedules.shapes import CODES, NAMES
 
 MOST_CYCLES = 10_000
-"""How often a phase may repeat; each cycle is a phase, and each evaluation looks at all phases."""
+"""Limit on `repeat`: each cycle is a phase, and each evaluation looks at all phases."""
 
 _WORDS = ("warmup", "from", "over", "until", "repeat", "at", "step", *NAMES)
 _AMOUNT = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
@@ -34,7 +35,7 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """A piece of the text: its kind, its words, and where it stands."""
+    """A token of the string: its kind, its text, and its position."""
 
     kind: str
     text: str
@@ -42,7 +43,7 @@ class Token(NamedTuple):
 
 
 def parse(text: str) -> Schedule:
-    """Read a schedule from its text.
+    """Parse a schedule from its string form.
 
     >>> parse("0 -> 0.03 over 5%, 0.03 -> 0.001 cosine").bind(100)(5)
     0.03
@@ -51,7 +52,7 @@ def parse(text: str) -> Schedule:
 
 
 def parse_number(text: str) -> float:
-    """Read one number, with or without a multiplier.
+    """Parse a number, with or without a multiplier.
 
     >>> parse_number("1.5M")
     1500000.0
@@ -60,7 +61,7 @@ def parse_number(text: str) -> float:
 
 
 def parse_position(text: str) -> Position:
-    """Read one position.
+    """Parse a position.
 
     >>> parse_position("20%")
     Position(steps=0.0, share=0.2)
@@ -71,18 +72,18 @@ def parse_position(text: str) -> Position:
 def _whole(text: str, rule: Callable[["_Parser"], Any]) -> Any:
     parser = _Parser(text)
     result = rule(parser)
-    parser.expect("end", "nothing more")
+    parser.expect("end", "the end")
     return result
 
 
 class _Parser:
-    """Recursive descent, one method a rule; every error says what stands where."""
+    """A recursive-descent parser with one method per rule; every error says what was expected, and where."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         if not text.strip():
             raise InputError(
-                "The schedule is an empty text; give a number or phases, for example '0.03 -> 0.001 cosine'."
+                "The schedule is an empty string; give a number or phases, for example '0.03 -> 0.001 cosine'."
             )
         self.tokens = self._split()
         self.next = 0
@@ -94,7 +95,7 @@ class _Parser:
             match = _TOKEN.match(text, place)
             if match is None:
                 place += len(text[place:]) - len(text[place:].lstrip())
-                raise self._error(f"the character {text[place]!r} has no meaning in a schedule", place)
+                raise self._error(f"unexpected character {text[place]!r}", place)
             kind = "amount" if match["amount"] else str(match.lastgroup)
             begin = match.start(kind)
             tokens.append(Token(kind, text[begin : match.end()], begin))
@@ -113,7 +114,7 @@ class _Parser:
         return self.tokens[self.next]
 
     def take(self, *texts: str) -> str | None:
-        """Step over the next token if it is one of these words or signs."""
+        """Consume the next token if it is one of these; otherwise return `None`."""
         token = self.token
         if token.text in texts and token.kind != "end":
             self.next += 1
@@ -123,16 +124,18 @@ class _Parser:
     def expect(self, kind: str, wanted: str) -> Token:
         token = self.token
         if token.kind != kind:
-            self.fail(
-                f"{token.text!r} stands where {wanted} is wanted" if token.kind != "end" else f"{wanted} is missing"
-            )
+            self.unexpected(wanted)
         self.next += 1
         return token
+
+    def unexpected(self, wanted: str) -> NoReturn:
+        found = "but the schedule ends here" if self.token.kind == "end" else f"got {self.token.text!r}"
+        self.fail(f"expected {wanted}, {found}")
 
     # Numbers -----------------------------------------------------------------------------------------------------
 
     def _amount(self, wanted: str) -> tuple[Decimal, str]:
-        """One number and its unit: '', or '%'."""
+        """Parse a number and its unit, '' or '%'."""
         token = self.expect("amount", wanted)
         match = re.fullmatch(rf"({_AMOUNT})(.*)", token.text)
         assert match is not None
@@ -153,16 +156,16 @@ class _Parser:
         token = self.token
         amount, unit = self._amount(wanted)
         if unit:
-            raise self._error(f"{token.text!r} is a share of the budget where {wanted} is wanted", token.place)
+            raise self._error(f"expected {wanted}, got the share of the budget {token.text!r}", token.place)
         return float(-amount if negative else amount)
 
     def position(self) -> Position:
         total, sign = Position(), 1
         while True:
             token = self.token
-            amount, unit = self._amount("a number of steps or a share")
+            amount, unit = self._amount("a number of steps or a percentage")
             if unit and amount > 100 + Decimal("1e-9"):
-                raise self._error(f"{token.text!r} is beyond 100% of the budget", token.place)
+                raise self._error(f"{token.text!r} is more than 100% of the budget", token.place)
             here = Position(share=float(amount / 100)) if unit else Position(steps=float(amount))
             total = total.plus(here, sign)
             following = self.take("+", "-")
@@ -173,7 +176,7 @@ class _Parser:
     # Phases ------------------------------------------------------------------------------------------------------
 
     def curve(self) -> tuple[str, float]:
-        """The shape and its power."""
+        """Parse a shape and its power."""
         name = self.token.text
         self.next += 1
         power = 1.0
@@ -181,9 +184,9 @@ class _Parser:
             if self.take("("):
                 power = self.value("an exponent" if name == "cosine" else "a power")
                 if not self.take(")"):
-                    self.fail("')' is missing")
+                    self.unexpected("')'")
             elif name == "polynomial":
-                self.fail("polynomial needs its power, for example polynomial(2)")
+                self.fail("'polynomial' needs a power, for example polynomial(2)")
         return name, power
 
     def schedule(self) -> list[Phase]:
@@ -194,7 +197,7 @@ class _Parser:
         begin = Position()
         if warmup is not None:
             if not self.take(","):
-                self.fail("a comma and the phases after the warm-up are missing")
+                self.unexpected("a comma and a phase after the warm-up")
             begin = warmup
         while True:
             begin = self.phase(phases, begin)
@@ -206,25 +209,28 @@ class _Parser:
         return phases
 
     def phase(self, phases: list[Phase], begin: Position) -> Position:
-        """Append one phase, or the cycles of a repeated one, and return where the next begins."""
+        """Parse a phase, append it or its cycles to `phases`, and return where the next phase begins."""
         if self.token.text == "warmup":
-            self.fail("'warmup' may stand only at the front")
+            self.fail("'warmup' is only allowed at the start")
         first = self.token
         start = end = self.value()
         shape, power = "constant", 1.0
         if self.take("->", "→"):
-            end, shape = self.value("the value after the arrow"), "linear"
+            end, shape = self.value("a value after '->'"), "linear"
         if self.token.text in NAMES:
             named, power = self.curve()
             if (named == "constant") != (shape == "constant"):
-                what = "has one value, without an arrow" if named == "constant" else "needs two values, start -> end"
+                what = "takes one value, without '->'" if named == "constant" else "needs two values, start -> end"
                 raise self._error(f"{named!r} {what}", first.place)
             shape = named
         extent = self.extent()
         if self.token.text == "," and shape == "constant" and not extent.keys() & {"over", "until"}:
-            self.fail("the value before this comma needs 'over' or 'until', to say when the next phase begins")
+            self.fail("the value before this comma needs 'over' or 'until' to say when the next phase begins")
         if self.token.kind == "end" and extent.keys() >= {"over", "until"}:
-            self.fail("with 'over', 'until' says where the next phase begins, and none follows; remove one")
+            self.fail(
+                "'until' together with 'over' says where the next phase begins, but no phase follows; remove one of "
+                "them"
+            )
         try:
             laid, following = lay(Phase(begin, Position(), start, end, shape, power), **extent)
         except InputError as error:
@@ -237,10 +243,10 @@ class _Parser:
         while self.token.kind == "word":
             token = self.token
             if token.text not in ("from", "over", "until", "repeat"):
-                self.fail(f"{token.text!r} is unknown here; {closest(token.text, _WORDS)}")
+                self.fail(f"unknown word {token.text!r}; {closest(token.text, _WORDS)}")
             name = "begin" if token.text == "from" else token.text
             if name in extent:
-                self.fail(f"{token.text!r} stands twice in one phase")
+                self.fail(f"{token.text!r} appears twice in one phase; remove one of them")
             self.next += 1
             extent[name] = self.value("a number of cycles") if name == "repeat" else self.position()
         return extent
@@ -250,7 +256,7 @@ class _Parser:
         while True:
             value = self.value()
             if not self.take("at"):
-                self.fail("'at' is wanted: a schedule is either all points, 'value at step', or all phases")
+                self.fail("expected 'at'; write the schedule either as points, 'value at step', or as phases, not both")
             pairs.append((self.position(), value))
             if not self.take(","):
                 break
@@ -258,7 +264,7 @@ class _Parser:
             shape, power = "step", 1.0
         else:
             shape, power = self.curve() if self.token.text in NAMES else ("linear", 1.0)
-        self.expect("end", "a comma, a curve or the end")
+        self.expect("end", "a comma, a shape or the end")
         return phases_of_points(pairs, shape, power)
 
 
@@ -269,36 +275,40 @@ def lay(
     until: Position | None = None,
     repeat: float = 1,
 ) -> tuple[list[Phase], Position]:
-    """Give a phase its place: return it, or its cycles, and the position where the next phase begins.
+    """Place a phase on the step axis: return it, or its cycles, and the position where the next phase begins.
 
     Args:
-        phase: the curve; it stands where the phase before it ends.
-        begin: where it begins instead; nothing moves in between.
+        phase: the curve; its `begin` is where the previous phase ends.
+        begin: where it begins instead; the previous value holds in between.
         over: its length.
-        until: where it ends; with `over`, where the next phase takes over.
-        repeat: how many times it is run through; without `over` the cycles share the room.
+        until: where it ends; with `over`, where the next phase begins.
+        repeat: the number of cycles; without `over` they divide the available length equally.
     """
     count = int(repeat)
     if count != repeat or count < 1:
-        raise InputError(f"a phase cannot repeat {repeat:g} times; repeat it 1 or more whole times.")
+        raise InputError(f"a phase cannot repeat {repeat:g} times; give a whole number, 1 or more.")
     if count > MOST_CYCLES:
-        raise InputError(f"a phase cannot repeat {repeat:g} times; {MOST_CYCLES} is the most.")
+        raise InputError(f"a phase cannot repeat {repeat:g} times; the maximum is {MOST_CYCLES}.")
     if count > 1 and over is not None and until is not None:
         raise InputError("a repeated phase takes 'over' or 'until', not both.")
     if begin is not None:
         if begin.plus(phase.begin, -1).sign() == -1:
-            raise InputError(f"a phase begins at {begin}, before {phase.begin}, where the one before it ends.")
+            raise InputError(
+                f"a phase begins at {begin}, before the previous one ends at {phase.begin}; phases must not overlap."
+            )
         phase = phase._replace(begin=begin)
     room = (until or END).plus(phase.begin, -1)
     if until is not None and room.sign() in (0, -1):
-        raise InputError(f"a phase ends at {until}, which is not after {phase.begin}, where it begins.")
+        raise InputError(f"a phase begins at {phase.begin} and ends at {until}; it must end after it begins.")
     if over is not None:
         if over.sign() in (0, -1):
-            raise InputError(f"a phase has the length {over}; it must be above 0.")
+            raise InputError(f"a phase has length {over}; it must be above 0.")
         length = over
     elif phase.needs_length or until is not None:
         if room.sign() in (0, -1):
-            raise InputError("nothing of the budget is left for a phase; end the one in front of it earlier.")
+            raise InputError(
+                "a phase begins when no budget is left; begin it earlier, or end the previous phase earlier."
+            )
         length = room.scaled(1 / count)
     else:
         length = Position()
@@ -307,16 +317,16 @@ def lay(
 
 
 def phases_of_points(pairs: list[tuple[Position, float]], shape: str = "linear", power: float = 1.0) -> list[Phase]:
-    """Phases that go from point to point; with the shape `step` each value holds until the next point."""
+    """Return phases that interpolate between points; with the shape `step` each value holds until the next point."""
     if not pairs:
-        raise InputError("A schedule of points has no point; give at least one, for example [[0, 0.01]].")
+        raise InputError("A schedule of points needs at least one point; give, for example, [[0, 0.01]].")
     if shape != "step" and shape not in CODES:
-        raise InputError(f"Points cannot be joined by {shape!r}; {closest(shape, ('step', *NAMES))}")
+        raise InputError(f"Unknown shape {shape!r} between points; {closest(shape, ('step', *NAMES))}")
     for (here, _), (there, _) in itertools.pairwise(pairs):
         if there.plus(here, -1).sign() in (0, -1):
             raise InputError(
-                f"The point at {there} stands after the one at {here}; give the points "
-                "in the order of their steps, each step once."
+                f"The point at {there} comes after the point at {here}; list points in increasing order of steps, "
+                "without duplicates."
             )
     first, last = pairs[0], pairs[-1]
     if len(pairs) == 1:
@@ -337,7 +347,7 @@ def phases_of_points(pairs: list[tuple[Position, float]], shape: str = "linear",
 
 
 def to_text(schedule: Schedule) -> str:
-    """The text of a schedule; parsing it gives an equal schedule."""
+    """Return the string form of a schedule; parsing it gives an equal schedule."""
     phases = schedule.phases
     texts = []
     begin, index = Position(), 0
@@ -346,7 +356,7 @@ def to_text(schedule: Schedule) -> str:
         count = _cycles(phases[index:])
         following = phases[index + count].begin if index + count < len(phases) else None
         if count > 1 and following not in (None, phase.begin.plus(phase.length, count)):
-            count -= 1  # the last cycle is cut short, or held: it needs words of its own
+            count -= 1  # the last cycle is cut short or held, so it is written separately
             following = phases[index + count].begin
         came_from = f" from {phase.begin}" if phase.begin != begin else ""
         extent, begin = _extent_text(phase, following, count)
@@ -356,7 +366,7 @@ def to_text(schedule: Schedule) -> str:
 
 
 def _cycles(phases: list[Phase]) -> int:
-    """How many phases at the front are one phase, repeated as `repeat` would repeat it."""
+    """Count the leading phases that are cycles of the first one, as `repeat` would produce them."""
     first, count = phases[0], 1
     if not first.needs_length:
         return 1
@@ -377,7 +387,7 @@ def _curve_text(phase: Phase) -> str:
 
 
 def _extent_text(phase: Phase, following: Position | None, count: int) -> tuple[str, Position]:
-    """The extent of a phase or of its cycles, and where the next phase begins."""
+    """Return the extent of a phase or of its cycles as a string, and where the next phase begins."""
     if not phase.needs_length:
         return ("", phase.begin) if following is None else (f" until {following}", following)
     repeat = f" repeat {count}" if count > 1 else ""

@@ -36,5 +36,5 @@ def test_only_right_at_every_step_is_paid():
 def test_it_has_a_name_and_parameters():
     assert make("DeepChain-v0").observation_space.shape == (6,)
     assert make("DeepChain-v0", length=9).observation_space.shape == (9,)
-    with pytest.raises(InputError, match="DeepChain has length 1; it must be 2 or more"):
+    with pytest.raises(InputError, match="DeepChain got length=1; it must be 2 or more"):
         DeepChain(length=1)

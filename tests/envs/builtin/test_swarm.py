@@ -134,7 +134,10 @@ def test_flying_to_the_target_pays_and_drifting_does_not():
 
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
-    [({"num_agents": 1}, "at least 2 agents"), ({"num_agents": 600}, "600 agents of radius 0.05 do not fit")],
+    [
+        ({"num_agents": 1}, "Swarm got num_agents=1; it must be 2 or more"),
+        ({"num_agents": 600}, "600 agents of radius 0.05 do not fit into an arena with half_size=1.0"),
+    ],
 )
 def test_errors_say_what_is_wrong(parameters, sentence):
     with pytest.raises(ValueError, match=sentence):

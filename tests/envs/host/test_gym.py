@@ -184,11 +184,11 @@ def test_an_environment_of_gymnasium_can_be_given_itself():
     assert hash(env) == hash(make("gym:CartPole-v1", sutton_barto_reward=True))
     short = make(gymnasium.make("CartPole-v1", max_episode_steps=50))
     assert len(short.initial_state(SEEDS)["actions"]) == 50
-    with pytest.raises(InputError, match=r"has wrappers of your own \(TransformReward\): register a function"):
+    with pytest.raises(InputError, match=r"has additional wrappers \(TransformReward\): register a function"):
         make(gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward))
     vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
     assert check_env(make(vector), num_envs=4) == []
-    with pytest.raises(InputError, match="has 4 environments, but 5 are asked for: set num_envs=4"):
+    with pytest.raises(InputError, match="has 4 environments, but num_envs is 5: set num_envs=4"):
         make(vector).start(5)
 
 
@@ -196,12 +196,12 @@ def test_an_environment_of_gymnasium_can_be_given_itself():
     ("name", "parameters", "sentence"),
     [
         ("gym:CartPol-v1", {}, "Gymnasium has no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
-        ("gym:CartPole-v77", {}, "Gymnasium does not make 'CartPole-v77'"),
-        ("gym:CartPole-v1", {"colour": "red"}, "gym:CartPole-v1 cannot be made like this"),
+        ("gym:CartPole-v77", {}, "Gymnasium cannot create 'CartPole-v77'"),
+        ("gym:CartPole-v1", {"colour": "red"}, "gym:CartPole-v1 cannot be created with these parameters"),
         ("gym:CartPole-v1", {"vectorization": "asink"}, "vectorization is 'asink'; known: sync, async, vector"),
         ("gym:CartPole-v1", {"autoreset": "none"}, "autoreset is 'none'; "),
-        ("gym:Acrobot-v1", {"vectorization": "vector"}, "gym:Acrobot-v1 has no vectorised version of its own"),
-        ("gym:Blackjack-v1", {}, "has no counterpart here"),
+        ("gym:Acrobot-v1", {"vectorization": "vector"}, "gym:Acrobot-v1 has no vectorised version: choose"),
+        ("gym:Blackjack-v1", {}, "is not supported: wrap the environment so that its space is a Box"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_a_sentence(name, parameters, sentence):

@@ -124,7 +124,9 @@ def test_an_episode_wrapper_of_brax_says_what_was_truncated():
     assert terminated == [False, False]
     assert (env.truncation_gap, env.env_steps_per_step) == (2, 2)
     assert check_env(env, num_steps=10) == []
-    with pytest.raises(InputError, match="episode_length came with an environment in Brax's EpisodeWrapper"):
+    with pytest.raises(
+        InputError, match="EpisodeWrapper already sets the episode length and the action repeat: remove episode_length"
+    ):
         adapter.adapt(wrapped, episode_length=3)
 
 
@@ -166,7 +168,7 @@ def test_a_state_that_changes_its_entries_is_named():
 @pytest.mark.parametrize("wrapper", ["VmapWrapper", "AutoResetWrapper", "EvalWrapper"])
 def test_wrappers_that_do_what_lehr_does_are_refused(wrapper):
     env = getattr(brax.training, wrapper)(brax.get_environment("fast"))
-    with pytest.raises(InputError, match=f"Brax's {wrapper} batches, resets or evaluates"):
+    with pytest.raises(InputError, match=f"Brax's {wrapper} batches, resets or evaluates, which Lehr does itself"):
         adapter.adapt(env)
 
 
@@ -179,10 +181,10 @@ def test_wrappers_that_do_what_lehr_does_are_refused(wrapper):
         (
             "ant",
             {"healthy_z_range": {}},
-            "healthy_z_range of brax:ant is {}, but must be a number, a text or a list of these",
+            "healthy_z_range of brax:ant is {}; it must be a number, a string or a list of these",
         ),
-        ("fast", {"episode_length": 0}, "TimeLimit needs max_steps of at least 1"),
-        ("fast", {"action_repeat": 0}, "ActionRepeat needs k of at least 1"),
+        ("fast", {"episode_length": 0}, "TimeLimit got max_steps=0; it must be an integer of at least 1"),
+        ("fast", {"action_repeat": 0}, "ActionRepeat got k=0; it must be an integer of at least 1"),
     ],
 )
 def test_errors_say_what_is_wrong(name, parameters, sentence):
@@ -191,7 +193,8 @@ def test_errors_say_what_is_wrong(name, parameters, sentence):
 
 
 def test_an_existing_environment_takes_no_arguments_of_its_class():
-    with pytest.raises(InputError, match="Stumble exists already and takes no parameter 'episode_lenth'; did you mean"):
+    sentence = "Stumble is an existing object, so the parameter 'episode_lenth' cannot be set; did you mean"
+    with pytest.raises(InputError, match=sentence):
         adapter.adapt(Stumble(), episode_lenth=3)
 
 

@@ -122,7 +122,7 @@ def test_the_full_game_has_its_own_spaces_and_limit():
         (CLASSIC, {"max_timestep": 5}, "has no parameter 'max_timestep'; did you mean 'max_timesteps'"),
         (CLASSIC, {"map": 5}, "has no parameter 'map'; did you mean 'map_size'"),
         (CLASSIC, {"day_length": {}}, "The parameter day_length of craftax:Craftax-Classic-Symbolic-v1 is {}"),
-        (CLASSIC, {"max_timesteps": 0}, "TimeLimit needs max_steps of at least 1"),
+        (CLASSIC, {"max_timesteps": 0}, "TimeLimit got max_steps=0; it must be an integer of at least 1"),
     ],
 )
 def test_errors_say_what_is_wrong(name, parameters, sentence):

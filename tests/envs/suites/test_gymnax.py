@@ -164,10 +164,10 @@ def test_environment_objects_are_adapted():
         ("Breakout", {}, "no environment named 'gymnax:Breakout'; did you mean 'Breakout-MinAtar'"),
         ("Cartpole-v1", {}, "did you mean 'CartPole-v1'"),
         ("CartPole-v1", {"gravty": 1}, "gymnax:CartPole-v1 has no parameter 'gravty'; did you mean 'gravity'"),
-        ("CartPole-v1", {"gravity": "much"}, "takes a number as gravity, like 9.8, but got 'much'"),
-        ("CartPole-v1", {"max_steps_in_episode": 2.5}, "takes a number as max_steps_in_episode, like 500, but got 2.5"),
-        ("FourRooms-misc", {"goal_fixed": {}}, "takes numbers, texts and lists of them, but goal_fixed is {}"),
-        ("MetaMaze-misc", {"maze_size": 4}, "gymnax:MetaMaze-misc could not be made .AssertionError"),
+        ("CartPole-v1", {"gravity": "much"}, "got gravity='much'; it must be a number such as 9.8"),
+        ("CartPole-v1", {"max_steps_in_episode": 2.5}, "got max_steps_in_episode=2.5; it must be a number such as 500"),
+        ("FourRooms-misc", {"goal_fixed": {}}, "got goal_fixed={}; it must be a number, a string or a list of these"),
+        ("MetaMaze-misc", {"maze_size": 4}, "gymnax:MetaMaze-misc could not be created .AssertionError"),
     ],
 )
 def test_errors_say_what_is_wrong(name, parameters, sentence):
@@ -177,13 +177,15 @@ def test_errors_say_what_is_wrong(name, parameters, sentence):
 
 def test_wrappers_of_gymnax_are_refused():
     purerl = pytest.importorskip("gymnax.wrappers.purerl")
-    with pytest.raises(InputError, match="wrapper LogWrapper cannot be used here"):
+    with pytest.raises(InputError, match="wrapper LogWrapper is not supported: give the environment that it wraps"):
         adapter.adapt(purerl.LogWrapper(gymnax.make("CartPole-v1")[0]))
 
 
 @pytest.mark.skipif(VERSION_1, reason="gymnax 1 has repaired it")
 def test_a_task_that_is_broken_says_so():
-    with pytest.raises(InputError, match="SimpleBandit of this version of gymnax cannot be used"):
+    with pytest.raises(
+        InputError, match="SimpleBandit does not work in the installed version of gymnax: its first step fails"
+    ):
         adapter.make("SimpleBandit-bsuite")
 
 

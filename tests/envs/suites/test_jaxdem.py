@@ -231,11 +231,11 @@ def test_made_by_any_spelling_and_equal_for_equal_parameters(installed):
     [
         (lambda: jaxdem.make("Slider"), "JaxDEM has no environment 'Slider'; did you mean 'Sliders'"),
         (lambda: jaxdem.make("Sliders", max_step=3), "no parameter 'max_step'; did you mean 'max_steps'"),
-        (lambda: jaxdem.make("Sliders", N={}), "cannot be made with N="),
-        (lambda: jaxdem.make("Sliders", max_action=0), "max_action is 0, but must be a positive number"),
+        (lambda: jaxdem.make("Sliders", N={}), "jaxdem:Sliders cannot be created with N="),
+        (lambda: jaxdem.make("Sliders", max_action=0), "max_action is 0; it must be a finite number above 0"),
         (
             lambda: jaxdem.adapt(jax.tree.map(lambda x: jnp.stack([x] * 4), Sliders.Create())),
-            "is a batch of 4: give it as it is before vectorise_env",
+            "is a batch of 4: give the environment before vectorise_env",
         ),
     ],
 )

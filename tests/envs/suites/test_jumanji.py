@@ -159,7 +159,7 @@ def test_trains(tmp_path):
     [
         ("Snake", {}, "Jumanji has no environment 'Snake'; did you mean 'Snake-v1'"),
         ("Snake-v1", {"num_row": 3}, "has no parameter 'num_row'; did you mean 'num_rows'"),
-        ("Snake-v1", {"num_rows": {}}, "jumanji:Snake-v1 cannot be made with num_rows="),
+        ("Snake-v1", {"num_rows": {}}, "jumanji:Snake-v1 cannot be created with num_rows="),
     ],
 )
 def test_errors_say_what_is_wrong(name, parameters, sentence):
@@ -170,11 +170,11 @@ def test_errors_say_what_is_wrong(name, parameters, sentence):
 def test_a_download_is_asked_for_and_not_begun(monkeypatch):
     hub = require("huggingface_hub", extra="jumanji")
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: None)
-    with pytest.raises(InputError, match="Sokoban-v0 needs a set of levels, which is not here yet"):
+    with pytest.raises(InputError, match="Sokoban-v0 needs levels that have not been downloaded: run"):
         jumanji.make("Sokoban-v0")
 
 
 def test_what_resets_by_itself_is_refused():
     wrapped = require("jumanji.wrappers", extra="jumanji").AutoResetWrapper(make("jumanji:Game2048-v1").env)
-    with pytest.raises(InputError, match="give the environment inside it"):
+    with pytest.raises(InputError, match="resets or batches, which Lehr does itself: give the wrapped environment"):
         make(wrapped)

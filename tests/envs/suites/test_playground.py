@@ -138,9 +138,9 @@ def test_lengths_count_steps_of_the_task():
     [
         ("CartpoleBalanc", {}, "Playground has no environment 'CartpoleBalanc'; did you mean 'CartpoleBalance'"),
         ("CartpoleBalance", {"ctrl": 1}, "has no parameter 'ctrl'; did you mean 'ctrl_dt'"),
-        ("CartpoleBalance", {"ctrl_dt": "often"}, "cannot be made with ctrl_dt='often'"),
+        ("CartpoleBalance", {"ctrl_dt": "often"}, "cannot be created with ctrl_dt='often'"),
         ("CartpoleBalance", {"ctrl_dt": {}}, "The parameter ctrl_dt of playground:CartpoleBalance is {}"),
-        ("CartpoleBalance", {"impl": "bullet"}, "cannot be made with impl='bullet'"),
+        ("CartpoleBalance", {"impl": "bullet"}, "cannot be created with impl='bullet'"),
     ],
 )
 def test_errors_say_what_is_wrong(name, parameters, sentence):
@@ -150,7 +150,10 @@ def test_errors_say_what_is_wrong(name, parameters, sentence):
 
 def test_a_download_is_asked_for_and_not_begun(monkeypatch, tmp_path):
     monkeypatch.setattr(playground, "_menagerie_path", lambda: tmp_path / "none")
-    with pytest.raises(InputError, match=r"Go1Getup needs the robot models of MuJoCo Menagerie.*once to download them"):
+    with pytest.raises(
+        InputError,
+        match=r"Go1Getup needs the robot models of MuJoCo Menagerie, which have not been downloaded: run .* once with internet access",
+    ):
         playground.make("Go1Getup")
 
 
@@ -159,11 +162,13 @@ def test_a_task_that_does_not_fit_the_installed_mujoco_says_so(monkeypatch):
         raise AttributeError("no attribute 'find_body'")
 
     monkeypatch.setattr(playground._playground().registry, "load", fail)
-    with pytest.raises(InputError, match=r"ReacherEasy does not work with the mujoco .* \(no attribute 'find_body'\)"):
+    with pytest.raises(
+        InputError, match=r"ReacherEasy does not work with the installed mujoco .* \(no attribute 'find_body'\)"
+    ):
         playground.make("ReacherEasy", sim_dt=0.0025)
 
 
 def test_what_resets_by_itself_is_refused():
     wrapped = playground._playground().wrapper.BraxAutoResetWrapper(Falling())
-    with pytest.raises(InputError, match="give the environment inside it"):
+    with pytest.raises(InputError, match="resets or batches, which Lehr does itself: give the wrapped environment"):
         make(wrapped)

@@ -1,1 +1,1 @@
-"""Environments that come with Lehr."""
+"""Built-in environments."""

@@ -1,4 +1,4 @@
-"""A task that only exploration solves: the way to the reward costs a little at every step."""
+"""An exploration task: the path to the reward has a small cost at every step."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,7 +14,7 @@ from lehr.types import Key, Timestep
 
 
 class ChainState(NamedTuple):
-    """Where the agent is, and the step of the episode, int32 `[]` each."""
+    """The agent's position and the number of steps taken, int32 `[]` each."""
 
     place: jax.Array
     elapsed: jax.Array
@@ -23,13 +23,14 @@ class ChainState(NamedTuple):
 @register("DeepChain-v0")
 @dataclass(frozen=True)
 class DeepChain(Environment):
-    """Walk right all the way, although each step right costs a little.
+    """Walk to the right end of a chain, although every step to the right has a small cost.
 
-    `length` places in a row and `length` steps in an episode. Action 1 goes right and costs `cost / length`, action 0
-    goes left for nothing. Whoever has gone right at every step receives 1 at the end. The best return is 1 − cost, and
-    that of not trying is 0; a policy that goes right with probability p finds the reward in p^length of its episodes.
+    The chain has `length` positions and an episode has `length` steps. Action 1 moves right and costs `cost / length`;
+    action 0 moves left at no cost. An agent that moved right at every step receives 1 at the end. The best return is
+    1 − cost, and always moving left returns 0. A policy that moves right with probability p finds the reward in a
+    fraction p^length of its episodes.
 
-    Observation `[length]`: 1 at the place, 0 elsewhere.
+    Observation `[length]`: one-hot position.
     """
 
     length: int = 6
@@ -38,11 +39,11 @@ class DeepChain(Environment):
 
     def __post_init__(self) -> None:
         if self.length < 2:
-            raise InputError(f"DeepChain has length {self.length}; it must be 2 or more.")
+            raise InputError(f"DeepChain got length={self.length}; it must be 2 or more.")
 
     @property
     def observation_space(self) -> Box:
-        """One place is marked."""
+        """The one-hot position."""
         return Box(0, 1, shape=(self.length,))
 
     @property
@@ -54,12 +55,12 @@ class DeepChain(Environment):
         return jax.nn.one_hot(jnp.minimum(place, self.length - 1), self.length, dtype=jnp.float32)
 
     def reset(self, key: Key) -> tuple[ChainState, jax.Array]:
-        """Begin at the left end."""
+        """Start at the left end."""
         state = ChainState(jnp.int32(0), jnp.int32(0))
         return state, self._observe(state.place)
 
     def step(self, key: Key, state: ChainState, action: jax.Array) -> tuple[ChainState, Timestep]:
-        """Go one place."""
+        """Move one position."""
         right = action == 1
         place = jnp.where(right, state.place + 1, jnp.maximum(state.place - 1, 0))
         elapsed = state.elapsed + 1

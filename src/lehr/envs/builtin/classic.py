@@ -1,7 +1,7 @@
-"""The classic control tasks, equal to Gymnasium's step by step.
+"""The classic control tasks, with the same dynamics as Gymnasium's, step by step.
 
 Each state is a `NamedTuple` of scalars, so that under `vmap` a step is plain elementwise arithmetic. Observations and
-rewards are float32; the state has JAX's default precision, double where `jax_enable_x64` is set.
+rewards are float32; the state has JAX's default precision, which is double if `jax_enable_x64` is set.
 """
 
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ from lehr.types import Key, Timestep
 
 
 def _vector(*entries: jax.Array) -> jax.Array:
-    """The entries as one float32 observation."""
+    """Stack the entries into a float32 observation."""
     return jnp.stack(entries).astype(jnp.float32)
 
 
 def _timestep(obs: jax.Array, reward: jax.Array | float, terminated: jax.Array | bool) -> Timestep:
-    """A step of a task that never truncates."""
+    """Build the timestep of a task that never truncates."""
     return Timestep(obs, jnp.asarray(reward, jnp.float32), jnp.asarray(terminated), jnp.asarray(False), {})
 
 
 def _wrap_angle(angle: jax.Array) -> jax.Array:
-    """The same angle in [-π, π], where float32 is most precise."""
+    """Wrap an angle to [-π, π], where float32 is most precise."""
     return angle - 2 * np.pi * jnp.round(angle / (2 * np.pi))
 
 
 class CartPoleState(NamedTuple):
-    """Metres, radians, and their rates."""
+    """Position in metres, angle in radians, and their rates."""
 
     position: jax.Array
     velocity: jax.Array
@@ -47,14 +47,14 @@ class CartPoleState(NamedTuple):
 class CartPole(Environment):
     """Balance a pole on a cart by pushing the cart left (0) or right (1).
 
-    Observation `[4]`: position x, velocity, angle θ from upright, angular velocity. Reward 1 at every step, the last
-    included. Terminates when |x| or |θ| passes its limit. With force F, masses m_c and m_p, half-length l:
+    Observation `[4]`: position x, velocity, angle θ from upright, angular velocity. Reward 1 at every step,
+    including the last. Terminates when |x| or |θ| exceeds its limit. With force F, masses m_c and m_p, half-length l:
 
         a = (F + m_p l θ'² sin θ) / (m_c + m_p)
         θ'' = (g sin θ − a cos θ) / (l (4/3 − m_p cos² θ / (m_c + m_p)))
         x'' = a − m_p l θ'' cos θ / (m_c + m_p)
 
-    integrated by explicit Euler steps. The initial state is uniform in [−0.05, 0.05]⁴.
+    integrated with explicit Euler steps. The initial state is uniform in [−0.05, 0.05]⁴.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -79,12 +79,12 @@ class CartPole(Environment):
         return Discrete(2)
 
     def reset(self, key: Key) -> tuple[CartPoleState, jax.Array]:
-        """Begin near upright."""
+        """Start near upright."""
         state = CartPoleState(*jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05))
         return state, _vector(*state)
 
     def step(self, key: Key, state: CartPoleState, action: jax.Array) -> tuple[CartPoleState, Timestep]:
-        """Push once; the key is not used."""
+        """Push the cart; the key is not used."""
         position, velocity, angle, angular_velocity = state
         mass = self.cart_mass + self.pole_mass
         moment = self.pole_mass * self.half_length
@@ -106,12 +106,12 @@ class CartPole(Environment):
 
 @register("CartPole-Hidden-v1", max_steps=500)
 def cart_pole_hidden(**parameters: float) -> HideObservation:
-    """CartPole that shows position and angle only: the velocities must be remembered. Observation `[2]`."""
+    """CartPole without the velocities, so that the policy needs memory. Observation `[2]`: position and angle."""
     return HideObservation(CartPole(**parameters), (0, 2))
 
 
 class PendulumState(NamedTuple):
-    """Radians from upright, in [-π, π], and radians per second."""
+    """The angle from upright in [-π, π] radians, and its rate in radians per second."""
 
     angle: jax.Array
     velocity: jax.Array
@@ -120,10 +120,10 @@ class PendulumState(NamedTuple):
 @register("Pendulum-v1", max_steps=200)
 @dataclass(frozen=True)
 class Pendulum(Environment):
-    """Swing a pendulum up and hold it, with a torque u too weak to lift it at once.
+    """Swing up a pendulum and balance it, with a torque u too weak to lift it directly.
 
     Observation `[3]`: cos θ, sin θ, θ'. Reward −(θ² + 0.1 θ'² + 0.001 u²) of the state before the step, θ in [−π, π].
-    Never terminates. θ'' = 3g/(2l) sin θ + 3u/(ml²), with the new velocity, clipped, moving the angle. The action is
+    Never terminates. θ'' = 3g/(2l) sin θ + 3u/(ml²); the angle is updated with the new, clipped velocity. The action is
     clipped to its bounds. The initial θ is uniform in [−π, π] and θ' in [−1, 1].
     """
 
@@ -137,7 +137,7 @@ class Pendulum(Environment):
 
     @property
     def observation_space(self) -> Box:
-        """A cosine, a sine and a velocity."""
+        """Cosine, sine and velocity."""
         high = np.array([1, 1, self.max_speed])
         return Box(-high, high)
 
@@ -150,13 +150,13 @@ class Pendulum(Environment):
         return _vector(jnp.cos(state.angle), jnp.sin(state.angle), state.velocity)
 
     def reset(self, key: Key) -> tuple[PendulumState, jax.Array]:
-        """Begin anywhere, slowly."""
+        """Start at any angle, with a small velocity."""
         angle, velocity = jax.random.uniform(key, (2,), minval=-1.0)
         state = PendulumState(np.pi * angle, velocity)
         return state, self._observe(state)
 
     def step(self, key: Key, state: PendulumState, action: jax.Array) -> tuple[PendulumState, Timestep]:
-        """Turn once; the key is not used."""
+        """Apply the torque; the key is not used."""
         torque = jnp.clip(action[0], -self.max_torque, self.max_torque)
         cost = state.angle**2 + 0.1 * state.velocity**2 + 0.001 * torque**2
         acceleration = (
@@ -168,7 +168,7 @@ class Pendulum(Environment):
 
 
 class AcrobotState(NamedTuple):
-    """The first link's angle from hanging, the second's relative to the first, in [-π, π], and their rates."""
+    """The first link's angle from hanging down, the second's relative to the first, in [-π, π], and their rates."""
 
     angle_1: jax.Array
     angle_2: jax.Array
@@ -179,12 +179,12 @@ class AcrobotState(NamedTuple):
 @register("Acrobot-v1", max_steps=500)
 @dataclass(frozen=True)
 class Acrobot(Environment):
-    """Swing the tip of two hanging links above a line, with a torque of −1, 0 or 1 at the joint between them.
+    """Swing the tip of two hanging links above a line, with a torque of −1, 0 or 1 at the joint between the links.
 
     Observation `[6]`: cos θ₁, sin θ₁, cos θ₂, sin θ₂, θ₁', θ₂'. Reward −1, and 0 at the step that reaches the goal,
-    −cos θ₁ − cos(θ₁ + θ₂) > 1, which terminates. The equations of motion are those of Sutton and Barto's book, both
-    links of unit length, mass and inertia with the mass in the middle, integrated by one Runge-Kutta step of fourth
-    order; then angles are wrapped and rates clipped. The initial state is uniform in [−0.1, 0.1]⁴.
+    −cos θ₁ − cos(θ₁ + θ₂) > 1, which terminates. The equations of motion are those of Sutton and Barto's book: both
+    links have unit length, mass and inertia, with the mass in the middle. They are integrated with one fourth-order
+    Runge-Kutta step; then angles are wrapped and rates clipped. The initial state is uniform in [−0.1, 0.1]⁴.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -211,7 +211,7 @@ class Acrobot(Environment):
         )
 
     def _derivative(self, state: AcrobotState, torque: jax.Array) -> AcrobotState:
-        """The time derivative of the state under a torque."""
+        """Return the time derivative of the state under a torque."""
         angle_1, angle_2, velocity_1, velocity_2 = state
         cosine, sine = jnp.cos(angle_2), jnp.sin(angle_2)
         inertia = 3.5 + cosine
@@ -226,7 +226,7 @@ class Acrobot(Environment):
         return AcrobotState(velocity_1, velocity_2, acceleration_1, acceleration_2)
 
     def _integrate(self, state: AcrobotState, torque: jax.Array) -> AcrobotState:
-        """One Runge-Kutta step of fourth order."""
+        """Take one fourth-order Runge-Kutta step."""
 
         def moved(slope: AcrobotState, time: float) -> AcrobotState:
             return AcrobotState(*(value + time * rate for value, rate in zip(state, slope, strict=True)))
@@ -239,12 +239,12 @@ class Acrobot(Environment):
         return moved(AcrobotState(*(a + 2 * b + 2 * c + d for a, b, c, d in slopes)), self.time_step / 6)
 
     def reset(self, key: Key) -> tuple[AcrobotState, jax.Array]:
-        """Begin near hanging."""
+        """Start close to hanging down."""
         state = AcrobotState(*jax.random.uniform(key, (4,), minval=-0.1, maxval=0.1))
         return state, self._observe(state)
 
     def step(self, key: Key, state: AcrobotState, action: jax.Array) -> tuple[AcrobotState, Timestep]:
-        """Turn the joint once; the key is not used."""
+        """Apply the torque; the key is not used."""
         angle_1, angle_2, velocity_1, velocity_2 = self._integrate(state, (action - 1).astype(state.angle_1.dtype))
         state = AcrobotState(
             _wrap_angle(angle_1),
@@ -257,7 +257,7 @@ class Acrobot(Environment):
 
 
 class MountainCarState(NamedTuple):
-    """Place along the valley and its rate."""
+    """The horizontal position and its rate."""
 
     position: jax.Array
     velocity: jax.Array
@@ -267,14 +267,14 @@ _CAR_BOX = Box([-1.2, -0.07], [0.6, 0.07])
 
 
 def _reset_car(key: Key) -> tuple[MountainCarState, jax.Array]:
-    """Begin at rest, uniform in [−0.6, −0.4]."""
+    """Start at rest, at a position uniform in [−0.6, −0.4]."""
     position = jax.random.uniform(key, minval=-0.6, maxval=-0.4)
     state = MountainCarState(position, jnp.zeros_like(position))
     return state, _vector(*state)
 
 
 def _drive(state: MountainCarState, acceleration: jax.Array, goal: float) -> tuple[MountainCarState, jax.Array]:
-    """Move the car in the valley sin 3x, with a wall on the left: the new state, and whether it is at the goal."""
+    """Move the car in the valley sin 3x with a wall on the left; return the new state and whether it is at the goal."""
     velocity = jnp.clip(state.velocity + acceleration - 0.0025 * jnp.cos(3 * state.position), -0.07, 0.07)
     position = jnp.clip(state.position + velocity, -1.2, 0.6)
     velocity = jnp.where((position <= -1.2) & (velocity < 0), 0.0, velocity)
@@ -284,7 +284,7 @@ def _drive(state: MountainCarState, acceleration: jax.Array, goal: float) -> tup
 @register("MountainCar-v0", max_steps=200)
 @dataclass(frozen=True)
 class MountainCar(Environment):
-    """Drive out of a valley with an engine too weak to climb at once: push left (0), nothing (1), right (2).
+    """Drive out of a valley with an engine too weak to climb directly: push left (0), nothing (1), right (2).
 
     Observation `[2]`: position and velocity. Reward −1 at every step; terminates at the goal on the right.
     """
@@ -304,11 +304,11 @@ class MountainCar(Environment):
         return Discrete(3)
 
     def reset(self, key: Key) -> tuple[MountainCarState, jax.Array]:
-        """Begin at rest, uniform in [−0.6, −0.4]."""
+        """Start at rest, at a position uniform in [−0.6, −0.4]."""
         return _reset_car(key)
 
     def step(self, key: Key, state: MountainCarState, action: jax.Array) -> tuple[MountainCarState, Timestep]:
-        """Drive once; the key is not used."""
+        """Apply the force; the key is not used."""
         state, reached = _drive(state, (action - 1) * self.force, self.goal_position)
         return state, _timestep(_vector(*state), -1.0, reached)
 
@@ -316,9 +316,9 @@ class MountainCar(Environment):
 @register("MountainCarContinuous-v0", max_steps=999)
 @dataclass(frozen=True)
 class MountainCarContinuous(Environment):
-    """MountainCar with a force u in [−1, 1], clipped there.
+    """MountainCar with a continuous force u, clipped to [−1, 1].
 
-    Reward 100 at the goal, minus 0.1 u² at every step (of the action as given, before clipping).
+    Reward 100 at the goal, minus 0.1 u² at every step (with u before clipping).
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -336,11 +336,11 @@ class MountainCarContinuous(Environment):
         return Box(-1, 1, (1,))
 
     def reset(self, key: Key) -> tuple[MountainCarState, jax.Array]:
-        """Begin at rest, uniform in [−0.6, −0.4]."""
+        """Start at rest, at a position uniform in [−0.6, −0.4]."""
         return _reset_car(key)
 
     def step(self, key: Key, state: MountainCarState, action: jax.Array) -> tuple[MountainCarState, Timestep]:
-        """Drive once; the key is not used."""
+        """Apply the force; the key is not used."""
         state, reached = _drive(state, jnp.clip(action[0], -1, 1) * self.power, self.goal_position)
         reward = jnp.where(reached, 100.0, 0.0) - 0.1 * action[0] ** 2
         return state, _timestep(_vector(*state), reward, reached)

@@ -1,9 +1,9 @@
-"""Probe environments: tasks so small that the value every critic must learn is known in closed form.
+"""Probe environments: tasks so small that the value a critic must learn is known in closed form.
 
-Each isolates one thing that an algorithm can get wrong: if `ConstantReward` fails the value loss is wrong, if
-`TwoStep` fails the discount is, if `Truncated` fails a time limit counts as an end, and so on. Each takes one of two
-actions, or with `continuous=True` a number in [−1, 1]. Run them under `TimeLimit(probe, TIME_LIMIT)`, which only the
-last two reach, or by name, which does the same.
+Each isolates one thing that an algorithm can get wrong: if `ConstantReward` fails, the value loss is wrong; if
+`TwoStep` fails, the discounting is wrong; if `Truncated` fails, a time limit is treated as a termination; and so on.
+Each has two actions, or with `continuous=True` one action in [−1, 1]. Run them under `TimeLimit(probe, TIME_LIMIT)`,
+which only the last two reach; creating them by name applies it.
 """
 
 from abc import abstractmethod
@@ -27,17 +27,17 @@ _ONE: Any = np.ones(1, np.float32)
 
 
 class Values(NamedTuple):
-    """What an optimal policy is worth: every observation `[M, 1]`, its value `[M]`, and the best action in it."""
+    """The solution of a probe: every observation `[M, 1]`, its optimal value `[M]`, and its best action."""
 
     observations: np.ndarray
     values: np.ndarray
     actions: np.ndarray | None
-    """int `[M]`, or float `[M, 1]` with continuous actions; `None` where every action is as good as another."""
+    """int `[M]`, or float `[M, 1]` with continuous actions; `None` if all actions are equally good."""
 
 
 @dataclass(frozen=True)
 class Probe(Environment):
-    """The abstract parent. The state is the observation, one number from −1 to 1."""
+    """Abstract base class. The state is the observation, one number from −1 to 1."""
 
     continuous: bool = False
 
@@ -52,25 +52,25 @@ class Probe(Environment):
         return Box(-1, 1, (1,)) if self.continuous else Discrete(2)
 
     def reset(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Begin in state 0."""
+        """Start in state 0."""
         return _ZERO, _ZERO
 
     @abstractmethod
     def expected_values(self, discount: float) -> Values:
-        """The observations, and their values and best actions under an optimal policy."""
+        """Return the observations with their optimal values and best actions."""
 
     def _score(self, action: jax.Array, sign: jax.Array | float) -> jax.Array:
-        """The reward for an action where the best one is 1 (sign 1) or 0 (sign −1), or the number sign / 2.
+        """Return the reward of an action; the best action is 1 (sign 1) or 0 (sign −1), or sign / 2 if continuous.
 
-        Two actions: 1 for the best, −1 for the other. Numbers: 1 − (action − sign / 2)², so that a policy with the
-        right mean and standard deviation σ is worth 1 − σ², its actions not clipped.
+        Discrete: 1 for the best action, −1 for the other. Continuous: 1 − (action − sign / 2)², so that the expected
+        reward of a policy with the right mean and standard deviation σ is 1 − σ² if its actions are not clipped.
         """
         if self.continuous:
             return 1 - (action[0] - sign / 2) ** 2
         return jnp.where((action == 1) == (sign > 0), 1.0, -1.0)
 
     def _best(self, signs: np.ndarray) -> np.ndarray:
-        """The best actions `[M]` or `[M, 1]` for these signs."""
+        """Return the best actions, `[M]` or `[M, 1]`, for these signs."""
         return signs[:, None] / 2 if self.continuous else (signs > 0).astype(np.int32)
 
 
@@ -86,7 +86,7 @@ def _random_sign(key: Key) -> tuple[jax.Array, jax.Array]:
 @register("Probe-ConstantReward-v0", TIME_LIMIT)
 @dataclass(frozen=True)
 class ConstantReward(Probe):
-    """One step, observation 0, reward 1: V(0) = 1. Tests the value loss alone."""
+    """One step, observation 0, reward 1: V(0) = 1. Tests only the value loss."""
 
     def step(self, key: Key, state: jax.Array, action: jax.Array) -> tuple[jax.Array, Timestep]:
         """End with reward 1."""
@@ -100,10 +100,10 @@ class ConstantReward(Probe):
 @register("Probe-ObservationReward-v0", TIME_LIMIT)
 @dataclass(frozen=True)
 class ObservationReward(Probe):
-    """One step, observation −1 or 1 at random, which is the reward: V(o) = o. Tests that the critic sees."""
+    """One step, random observation −1 or 1, reward o: V(o) = o. Tests that the critic uses the observation."""
 
     def reset(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Begin in −1 or 1."""
+        """Start in −1 or 1."""
         return _random_sign(key)
 
     def step(self, key: Key, state: jax.Array, action: jax.Array) -> tuple[jax.Array, Timestep]:
@@ -133,10 +133,10 @@ class TwoStep(Probe):
 @register("Probe-PolicyReward-v0", TIME_LIMIT)
 @dataclass(frozen=True)
 class PolicyReward(Probe):
-    """One step, observation 0, reward 1 for the best action and less for another: V(0) = 1. Tests the policy loss."""
+    """One step, observation 0, reward 1 for the best action and less for others: V(0) = 1. Tests the policy loss."""
 
     def step(self, key: Key, state: jax.Array, action: jax.Array) -> tuple[jax.Array, Timestep]:
-        """End with a reward for the action: the best is 1, or the number 0.5."""
+        """End with a reward for the action; the best is 1, or 0.5 if continuous."""
         return state, _timestep(state, self._score(action, 1.0), True)
 
     def expected_values(self, discount: float) -> Values:
@@ -147,14 +147,14 @@ class PolicyReward(Probe):
 @register("Probe-PolicyObservationReward-v0", TIME_LIMIT)
 @dataclass(frozen=True)
 class PolicyObservationReward(Probe):
-    """One step, observation −1 or 1, and the best action depends on it: V(o) = 1. Tests that the policy sees."""
+    """One step, observation −1 or 1, on which the best action depends: V(o) = 1. Tests that the policy uses it."""
 
     def reset(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Begin in −1 or 1."""
+        """Start in −1 or 1."""
         return _random_sign(key)
 
     def step(self, key: Key, state: jax.Array, action: jax.Array) -> tuple[jax.Array, Timestep]:
-        """End with a reward for the action: the best is 1 where the observation is 1, else 0; or the number o / 2."""
+        """End with a reward for the action; the best is 1 if o = 1 and 0 if o = −1, or o / 2 if continuous."""
         return state, _timestep(state, self._score(action, state[0]), True)
 
     def expected_values(self, discount: float) -> Values:
@@ -166,10 +166,10 @@ class PolicyObservationReward(Probe):
 @register("Probe-Truncated-v0", TIME_LIMIT)
 @dataclass(frozen=True)
 class Truncated(Probe):
-    """Endless, observation 0, reward 1: V(0) = 1 / (1 − γ), however short the time limit. Tests the two flags."""
+    """Endless, observation 0, reward 1: V(0) = 1 / (1 − γ), whatever the time limit. Tests truncation handling."""
 
     def step(self, key: Key, state: jax.Array, action: jax.Array) -> tuple[jax.Array, Timestep]:
-        """Go on, with reward 1."""
+        """Continue with reward 1."""
         return state, _timestep(state, 1.0, False)
 
     def expected_values(self, discount: float) -> Values:
@@ -177,7 +177,10 @@ class Truncated(Probe):
         return Values(np.zeros((1, 1)), np.array([1 / (1 - discount)]), None)
 
     def merged_value(self, discount: float, max_steps: int = TIME_LIMIT) -> float:
-        """What one-step bootstrapping gives if a time limit of n steps counts as an end: 1 / (1 − γ (1 − 1/n))."""
+        """Return the wrong V(0) learned if a time limit of n steps counts as termination: 1 / (1 − γ (1 − 1/n)).
+
+        This is the value for one-step bootstrapping.
+        """
         return 1 / (1 - discount * (1 - 1 / max_steps))
 
 
@@ -186,8 +189,8 @@ class Truncated(Probe):
 class FinalObservation(Probe):
     """Observation 0 and reward 0, then observation 1 and reward 1 without end: V(0) = γ / (1 − γ), V(1) = 1 / (1 − γ).
 
-    Always truncated in 1 and reset to 0. Tests that a truncated episode is worth its final observation, not the next
-    episode's first.
+    Always truncated in 1 and reset to 0. Tests that a truncated episode bootstraps from its final observation, not from
+    the first one of the next episode.
     """
 
     def step(self, key: Key, state: jax.Array, action: jax.Array) -> tuple[jax.Array, Timestep]:
@@ -199,9 +202,10 @@ class FinalObservation(Probe):
         return Values(np.array([[0.0], [1.0]]), np.array([discount, 1.0]) / (1 - discount), None)
 
     def reset_value(self, discount: float, max_steps: int = TIME_LIMIT) -> float:
-        """What one-step bootstrapping gives for V(1) if it uses the observation after the reset.
+        """Return the wrong V(1) that one-step bootstrapping learns if it uses the observation after the reset.
 
-        With a limit of n steps a share q = 1 / (n − 1) of the steps in 1 is cut, so V(1) = 1 / (1 − γ (1 − q) − γ² q).
+        With a limit of n steps, a fraction q = 1 / (n − 1) of the steps in 1 is truncated, so
+        V(1) = 1 / (1 − γ (1 − q) − γ² q).
         """
         cut = 1 / (max_steps - 1)
         return 1 / (1 - discount * (1 - cut) - discount**2 * cut)

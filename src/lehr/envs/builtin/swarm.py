@@ -1,4 +1,4 @@
-"""Swarm: many point agents that each fly to a target of their own without touching the others."""
+"""Swarm: many disc agents, each of which flies to its own target without touching the others."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lehr.types import Key, Timestep
 
 
 class SwarmState(NamedTuple):
-    """Each `[A, 2]`, in units of length and of time."""
+    """Positions, velocities and targets, each `[A, 2]`."""
 
     position: jax.Array
     velocity: jax.Array
@@ -24,36 +24,37 @@ class SwarmState(NamedTuple):
 
 
 class _Contacts(NamedTuple):
-    """The pairs of agents, each `[A, A, ...]` with the observing agent first."""
+    """Geometry of all pairs of agents, `[A, A, ...]`, with the observing agent on the first axis."""
 
     direction: jax.Array
     """`[A, A, 2]`: the unit vector from agent i to agent j."""
     gap: jax.Array
-    """`[A, A]`: the free distance between the two rims, negative where they overlap; infinite for i = j."""
+    """`[A, A]`: the distance between the two rims, negative where the discs overlap; infinite for i = j."""
 
 
 @register("Swarm-v0", max_steps=100)
 @dataclass(frozen=True)
 class Swarm(Environment):
-    """`A` discs of equal mass in the square [−h, h]², h = `half_size`, each with a target.
+    """`A` discs of equal mass in the square [−h, h]², h = `half_size`, each with its own target.
 
-    Action `[A, 2]` in [−1, 1], clipped there, times `max_acceleration`. One step of length `time_step`:
+    Action `[A, 2]`: the acceleration, clipped to [−1, 1] and multiplied by `max_acceleration`. One step of length
+    Δt = `time_step`:
 
     1. v ← v + a Δt and x ← x + v Δt;
-    2. discs that overlap are moved apart along the line between them, by half of the overlap each; where they also
-       approach each other they bounce elastically, vᵢ ← vᵢ + ((vⱼ − vᵢ)·n) n with n from i to j (summed over all j);
-    3. x is clipped to the arena and a velocity that points out of it turns round; v is clipped to ±`max_speed` in each
-       component.
+    2. overlapping discs are moved apart along the line between their centres, each by half of the overlap; if they
+       also approach each other they bounce elastically, vᵢ ← vᵢ + ((vⱼ − vᵢ)·n) n with n from i to j (summed over j);
+    3. x is clipped to the arena and a velocity that points out of it is reflected; each component of v is clipped to
+       ±`max_speed`.
 
     Reward `[A]`: |target − x| before the step minus after it, minus `collision_penalty` for each disc overlapped in 2,
-    plus `target_bonus` if |target − x| < `target_radius` after it. Never terminates.
+    plus `target_bonus` if |target − x| < `target_radius` after the step. Never terminates.
 
-    Observation `[A, 4 + sectors]`: v; target − x; then a lidar: for each of the `sectors` equal angles, counted
-    counter-clockwise from the x axis, the distance from rim to rim to the nearest disc whose centre lies in it, from 0
-    to `lidar_range`, which also stands for nothing in sight.
+    Observation `[A, 4 + sectors]`: v; target − x; then a lidar: for each of `sectors` equal angular sectors, counted
+    counter-clockwise from the x axis, the rim-to-rim distance to the nearest disc whose centre lies in the sector,
+    clipped to 0 and `lidar_range`; an empty sector reads `lidar_range`.
 
-    Initially at rest. Discs and targets are uniform within different cells of a grid, so that none overlap: agent i is
-    in cell i + b and its target in cell c − i, modulo the number of cells, with b and c random.
+    Agents start at rest. Discs and targets are uniform within different cells of a grid, so that none overlap: agent i
+    is in cell i + b and its target in cell c − i, modulo the number of cells, with random b and c.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -71,16 +72,16 @@ class Swarm(Environment):
 
     def __post_init__(self) -> None:
         if self.num_agents < 2:
-            raise InputError(f"Swarm needs at least 2 agents, but num_agents is {self.num_agents}.")
+            raise InputError(f"Swarm got num_agents={self.num_agents}; it must be 2 or more.")
         if self._cell < 2 * self.radius:
             raise InputError(
-                f"{self.num_agents} agents of radius {self.radius} do not fit the arena of half-size "
-                f"{self.half_size}: give a larger half_size, a smaller radius or fewer agents."
+                f"{self.num_agents} agents of radius {self.radius} do not fit into an arena with half_size="
+                f"{self.half_size}; use a larger half_size, a smaller radius or fewer agents."
             )
 
     @property
     def observation_space(self) -> Box:
-        """Velocity, way to the target, lidar."""
+        """Velocity, offset to the target, lidar."""
         high = np.repeat([self.max_speed, 2 * self.half_size, self.lidar_range], [2, 2, self.sectors])
         return Box(np.where(np.arange(4 + self.sectors) < 4, -high, 0), high)
 
@@ -91,16 +92,16 @@ class Swarm(Environment):
 
     @property
     def _grid(self) -> int:
-        """Cells along one side."""
+        """The number of cells along one side."""
         return math.ceil(math.sqrt(self.num_agents))
 
     @property
     def _cell(self) -> float:
-        """The side of a cell."""
+        """The side length of a cell."""
         return 2 * self.half_size / self._grid
 
     def reset(self, key: Key) -> tuple[SwarmState, jax.Array]:
-        """Begin at rest, everything apart."""
+        """Start at rest, without overlaps."""
         agents, grid = np.arange(self.num_agents), self._grid
         draws = jax.random.uniform(key, (2 * self.num_agents + 1, 2))
         shift = jnp.floor(draws[-1] * grid**2).astype(jnp.int32)

@@ -1,1 +1,1 @@
-"""Environments that live on the host, in Python or C++: the protocol, and one adapter for each ecosystem."""
+"""Environments that run on the host, in Python or C++: the protocol, and one adapter per ecosystem."""

@@ -1,7 +1,7 @@
-"""Environments that live on the host, in Python or C++: what Gymnasium, EnvPool and PettingZoo have in common.
+"""Base classes of environments that run on the host, in Python or C++: Gymnasium, EnvPool and PettingZoo.
 
-A `HostEnvironment` is a description, like an `Environment`; `start` makes a `HostBatch` of it, `E` live environments
-that step together in NumPy. Agents are folded into the batch axis, `N = E · num_agents`.
+A `HostEnvironment` is a description, like an `Environment`. Its method `start` creates a `HostBatch` of `E` running
+environments that step together in NumPy. Agents are folded into the batch axis, `N = E · num_agents`.
 """
 
 import functools
@@ -21,77 +21,77 @@ Answer = TypeVar("Answer")
 
 
 class HostStep(NamedTuple):
-    """What `E` environments answer to their actions; leaves `[N, ...]`, which the next step may overwrite."""
+    """The result of stepping `E` environments; leaves `[N, ...]`, which the next step may overwrite."""
 
     obs: PyTree
-    """What is acted on next: after an end, the first observation of the next episode."""
+    """The observation to act on next; after an episode has ended, the first one of the next episode."""
     final_obs: PyTree
     """The observation before any reset."""
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     valid: np.ndarray | None = None
-    """bool: the step was really taken. A step that was not is terminated, with a reward of 0. `None` where the
-    environment does not mask."""
+    """bool: whether the step was actually taken. Invalid steps are terminated, with a reward of 0. `None` if the
+    environment does not mask steps."""
 
 
 class HostBatch(ABC):
-    """`E` live environments."""
+    """A batch of `E` running environments."""
 
     restores: bool = False
-    """Whether `state` and `restore` bring the environments back to where they were."""
+    """Whether `state` and `restore` can save and restore the environments."""
 
     @abstractmethod
     def reset(self, seeds: np.ndarray) -> PyTree:
-        """Begin an episode in each environment, with these seeds, uint32 `[E]`: observations `[N, ...]`."""
+        """Start an episode in each environment with these seeds, uint32 `[E]`, and return observations `[N, ...]`."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> HostStep:
-        """Act once in each environment, with actions `[N, ...]`."""
+        """Step each environment with actions `[N, ...]`."""
 
     def state(self) -> PyTree:
-        """Arrays of constant shapes from which `restore` brings the environments back."""
+        """Return the arrays, of constant shapes, that `restore` needs."""
         return ()
 
     def restore(self, state: PyTree) -> PyTree:
-        """Bring the environments to where they were: observations `[N, ...]`. Asked only of a batch that `restores`."""
-        raise InputError("these environments cannot be brought back")
+        """Restore the environments and return observations `[N, ...]`. Only called if `restores` is true."""
+        raise InputError("these environments cannot be restored")
 
     def render(self) -> np.ndarray:
-        """A picture of the first environment, uint8 `[H, W, 3]`."""
-        raise InputError("This environment draws no pictures.")
+        """Render the first environment, uint8 `[H, W, 3]`."""
+        raise InputError("This environment cannot be rendered.")
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of processes, threads and windows."""
+        """Release processes, threads and windows."""
 
 
 class HostEnvironment(ABC):
-    """A description of an environment on the host: immutable and hashable, with the attributes of `Environment`."""
+    """The description of a host environment: immutable and hashable, with the attributes of `Environment`."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """As the user wrote it, for messages."""
+        """The name as the user wrote it, for messages."""
 
     @property
     def num_agents(self) -> int:
-        """How many agents act at every step."""
+        """The number of agents that act at every step."""
         return 1
 
     @property
     def env_steps_per_step(self) -> int:
-        """How many steps of the task one step makes."""
+        """The number of steps of the task per call of `step`."""
         return 1
 
     @property
     def masks(self) -> bool:
-        """Whether steps may be invalid; then `HostStep.valid` is always given."""
+        """Whether steps can be invalid; if so, `HostStep.valid` is always set."""
         return False
 
     @property
     def fixed_size(self) -> int | None:
-        """How many environments there are, where they exist already: they are trained in, and no more can be made."""
+        """The number of environments if the user created them, so that no more can be created; otherwise `None`."""
         return None
 
     @property
@@ -111,45 +111,45 @@ class HostEnvironment(ABC):
 
     @abstractmethod
     def start(self, num_envs: int, render: bool = False) -> HostBatch:
-        """Make `num_envs` live environments; `render` if pictures will be asked for."""
+        """Create `num_envs` running environments; set `render` if they will be rendered."""
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
-        """The `HostBatch.state` before the first step of episodes with these seeds; `()` for one that restores not."""
+        """Return the `HostBatch.state` at the start of episodes with these seeds; `()` if it cannot be restored."""
         return ()
 
     def with_wrappers(self, action_repeat: int, frame_stack: int) -> "HostEnvironment":
-        """The same with each action held for some steps, and the newest observations stacked."""
+        """Return the environment with repeated actions and stacked observations."""
         raise InputError(
-            f"{self.name} takes neither action_repeat nor frame_stack: give them to its suite with env_parameters."
+            f"{self.name} does not support action_repeat or frame_stack: set them in its own suite with env_parameters."
         )
 
 
 AnyEnvironment: TypeAlias = Environment | HostEnvironment
-"""An environment on the device or on the host."""
+"""A device or host environment."""
 
 
 def check_size(env: HostEnvironment, num_envs: int, evaluates: bool = False) -> None:
-    """Refuse another number of environments than there are, and evaluations, which would disturb their episodes."""
+    """Check that existing environments match `num_envs` and are not needed for evaluation, which would reset them."""
     if env.fixed_size is None:
         return
     if num_envs != env.fixed_size:
         raise InputError(
-            f"{env.name} has {env.fixed_size} environments, but {num_envs} are asked for: set "
-            f"num_envs={env.fixed_size}, or give the environment by its name."
+            f"{env.name} has {env.fixed_size} environments, but num_envs is {num_envs}: set "
+            f"num_envs={env.fixed_size}, or give the environment by name."
         )
     if evaluates:
         raise InputError(
-            f"The environments of {env.name} that you made are trained in, so there is none to evaluate in: set "
-            "evaluate_episodes=0, or give the environment by its name."
+            f"The environments of {env.name} are existing objects and are used for training, so there are none for "
+            "evaluation: set evaluate_episodes=0, or give the environment by name."
         )
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment raised an error, or answered with something that cannot be learned from."""
+    """An environment raised an error or returned an invalid value."""
 
 
 def ask(name: str, method: str, call: Callable[[], Answer]) -> Answer:
-    """Call a method of an environment; what it raises becomes a sentence that names the environment."""
+    """Call a method of an environment; turn any exception into an error that names the environment."""
     try:
         return call()
     except Exception as error:
@@ -158,7 +158,7 @@ def ask(name: str, method: str, call: Callable[[], Answer]) -> Answer:
 
 
 def check_step(env: HostEnvironment, step: HostStep, size: int) -> None:
-    """Refuse a step with a wrong shape, a wrong dtype or a number that is not finite."""
+    """Raise an error for a wrong shape, a wrong dtype or a non-finite number."""
     check_obs(env, step.obs, size)
     if step.final_obs is not step.obs:
         check_obs(env, step.final_obs, size)
@@ -167,19 +167,19 @@ def check_step(env: HostEnvironment, step: HostStep, size: int) -> None:
         if not isinstance(array, np.ndarray) or array.shape != (size,) or array.dtype.kind not in kinds:
             kind = "numbers" if field == "reward" else "bools"
             raise EnvironmentFailed(
-                f"The environment {env.name} gave {_say(array)} as {field}, but {size} {kind} are due."
+                f"The environment {env.name} gave {_describe(array)} as {field}, but must give {size} {kind}."
             )
     if not np.isfinite(step.reward).all():
         bad = step.reward[~np.isfinite(step.reward)][0]
-        raise EnvironmentFailed(f"The environment {env.name} gave {bad} as reward; a reward is a finite number.")
+        raise EnvironmentFailed(f"The environment {env.name} gave {bad} as reward; rewards must be finite.")
 
 
 def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
-    """Refuse an observation that is not what the space says."""
+    """Raise an error for an observation that does not match its space."""
     wanted = env.layout
     if not same_structure(obs, wanted):
         raise EnvironmentFailed(
-            f"The environment {env.name} gave an observation of another structure than its observation_space, "
+            f"The environment {env.name} gave an observation whose structure differs from its observation_space, "
             f"{env.observation_space}."
         )
     pairs = zip(jax.tree_util.tree_leaves_with_path(obs), jax.tree.leaves(wanted), strict=True)
@@ -187,45 +187,45 @@ def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
         field = "obs" + jax.tree_util.keystr(path)
         if not isinstance(array, np.ndarray) or array.shape != (size, *like.shape):
             raise EnvironmentFailed(
-                f"The environment {env.name} gave {_say(array)} as {field}, but its space says "
+                f"The environment {env.name} gave {_describe(array)} as {field}, but its space requires "
                 f"{like.dtype}{[size, *like.shape]}."
             )
         if not np.can_cast(array.dtype, like.dtype, "same_kind"):
             raise EnvironmentFailed(
-                f"The environment {env.name} gave {field} in {array.dtype}, but its space says {like.dtype}."
+                f"The environment {env.name} gave {field} in {array.dtype}, but its space requires {like.dtype}."
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = array[~np.isfinite(array)][0]
-            raise EnvironmentFailed(f"The environment {env.name} gave {bad} in {field}; an observation is finite.")
+            raise EnvironmentFailed(f"The environment {env.name} gave {bad} in {field}; observations must be finite.")
 
 
 def layout(space: Space) -> PyTree:
-    """The shape and dtype of each leaf of a space's members."""
+    """Return the shape and dtype of each leaf of a sample of the space."""
     return jax.eval_shape(space.sample, jax.random.key(0))
 
 
 def own(env: HostEnvironment, obs: PyTree) -> PyTree:
-    """Observations in the dtypes of their space, in memory of their own."""
+    """Copy observations, in the dtypes of their space."""
     return jax.tree.map(lambda x, like: np.array(x, like.dtype), obs, env.layout)
 
 
 def late_reset(over: np.ndarray, obs: PyTree, reward: Any, terminated: Any, truncated: Any) -> HostStep:
-    """The step of environments that spend one on their reset, which those that were `over` before it did."""
+    """Build the step of environments that reset in the step after an episode; `over` marks those that just did."""
     valid = ~over
     reward, terminated = np.where(valid, reward, 0.0), np.where(valid, terminated, True)
     return HostStep(obs, obs, reward, terminated, np.where(valid, truncated, False), valid)
 
 
 def same_structure(one: PyTree, other: PyTree) -> bool:
-    """Whether two pytrees differ in their leaves alone."""
+    """Whether two pytrees have the same structure."""
     structures: list[Any] = [jax.tree.structure(tree) for tree in (one, other)]
     return structures[0] == structures[1]
 
 
 class Journal:
-    """The episodes under way: their seeds, and their actions so far.
+    """The seeds of the current episodes, and their actions so far.
 
-    An environment that does the same twice is brought back by living through them again, whatever it is written in.
+    Replaying them restores any deterministic environment, whatever language it is written in.
     """
 
     def __init__(self, state: dict[str, np.ndarray]) -> None:
@@ -234,17 +234,17 @@ class Journal:
 
     @staticmethod
     def blank(seeds: np.ndarray, action_space: Space, limit: int, num_agents: int = 1) -> dict[str, np.ndarray]:
-        """The state before the first step of episodes with these seeds `[E]`, with room for `limit` actions of each."""
+        """Return the state at the start of episodes with these seeds `[E]`, with room for `limit` actions each."""
         action = layout(action_space)
         actions = np.zeros((limit, len(seeds) * num_agents, *action.shape), action.dtype)
         return {"seeds": seeds, "elapsed": np.zeros(len(seeds), np.int32), "actions": actions}
 
     def begin(self, seeds: np.ndarray) -> None:
-        """Begin an episode in each environment."""
+        """Start an episode in each environment."""
         self.seeds, self.elapsed = seeds.astype(np.uint32), np.zeros(len(seeds), np.int32)
 
     def write(self, action: np.ndarray, done: np.ndarray) -> None:
-        """Keep the actions `[N, ...]` of a step; where it was the last one, bool `[E]`, the next episode begins."""
+        """Record the actions `[N, ...]` of a step; where `done`, bool `[E]`, the next episode begins."""
         agents = len(self.index) // len(self.elapsed)
         line = np.minimum(self.elapsed, len(self.actions) - 1)
         self.actions[line if agents == 1 else np.repeat(line, agents), self.index] = action
@@ -254,19 +254,19 @@ class Journal:
             self.seeds = np.where(done, next_seeds(self.seeds), self.seeds)
 
     def state(self) -> dict[str, np.ndarray]:
-        """What `read` goes on from."""
+        """Return the state that `read` accepts."""
         return {"seeds": self.seeds.copy(), "elapsed": self.elapsed.copy(), "actions": self.actions.copy()}
 
     def read(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        """Go on from a state: the actions `[L, N, ...]` to live through, of which each environment takes its first."""
+        """Load a state and return the actions `[L, N, ...]` to replay; each environment replays its first `elapsed`."""
         if state["elapsed"].max() > len(state["actions"]):
-            raise InputError(f"an episode is longer than the {len(state['actions'])} actions that are kept")
+            raise InputError(f"an episode is longer than the {len(state['actions'])} actions that are stored")
         self.seeds, self.elapsed, self.actions = (state[name].copy() for name in ("seeds", "elapsed", "actions"))
         return self.actions[: max(1, self.elapsed.max())].copy()
 
 
 def next_seeds(seeds: np.ndarray) -> np.ndarray:
-    """The seeds of the episodes after those with these seeds, uint32.
+    """Derive the seeds of the next episodes, uint32.
 
     >>> next_seeds(np.array([1, 2], np.uint32)).tolist() != [1, 2]
     True
@@ -276,7 +276,7 @@ def next_seeds(seeds: np.ndarray) -> np.ndarray:
     return mixed ^ (mixed >> np.uint32(13))
 
 
-def _say(array: Any) -> str:
+def _describe(array: Any) -> str:
     if not isinstance(array, np.ndarray):
         return f"a {type(array).__name__}"
     return f"{array.dtype}{list(array.shape)}"

@@ -1,10 +1,10 @@
-"""EnvPool's environments, `envpool:NAME`: a pool of them steps in threads of C++, behind one call.
+"""EnvPool's environments, `envpool:NAME`: a pool steps its environments in C++ threads, with one call.
 
-A pool takes its seeds when it is made, so it is made when its first episodes begin. The step after the end of an
-episode is only the reset: its action is ignored, and it does not count. A pool cannot be brought back after a stop: its
-environments begin new episodes.
+A pool takes its seeds when it is created, so it is created by the first reset. The step after the end of an episode is
+only the reset: its action is ignored, and the step is invalid. A pool cannot be restored after a stop: its
+environments start new episodes.
 
-EnvPool tells a time limit from an end by the clock alone: an episode that ends in the very step of its limit counts as
+EnvPool detects time limits by the step count alone: an episode that terminates exactly at its limit counts as
 truncated.
 """
 
@@ -19,65 +19,65 @@ import numpy as np
 
 from lehr import spaces
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, check_size, late_reset
-from lehr.envs.host.gym import actions_of, lean
+from lehr.envs.host.gym import actions_of, as_32_bit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
 
 OURS = {
-    "num_envs": "it is num_envs of the run",
-    "seed": "it comes from the seed of the run",
-    "env_seed": "it comes from the seed of the run",
-    "batch_size": "all environments step together",
+    "num_envs": "set num_envs of the run instead",
+    "seed": "it is derived from the seed of the run",
+    "env_seed": "it is derived from the seed of the run",
+    "batch_size": "all environments must step together",
     "env_type": "it is always gymnasium",
 }
-"""Parameters of `envpool.make` that are not the user's here, and why."""
+"""Parameters of `envpool.make` that the user cannot set, and why."""
 
 
 def names() -> list[str]:
-    """The environments that EnvPool has."""
+    """Return the names of EnvPool's environments."""
     return sorted(_envpool().list_all_envs())
 
 
 def make(name: str, **parameters: Any) -> "EnvPool":
-    """An environment of EnvPool's.
+    """Create an EnvPool environment.
 
     Args:
-        name: as `envpool.make` takes it.
-        parameters: of `envpool.make`, such as `num_threads`, `max_episode_steps` or `stack_num`.
+        name: the task ID that `envpool.make` takes.
+        parameters: arguments of `envpool.make`, such as `num_threads`, `max_episode_steps` or `stack_num`.
     """
     for parameter, reason in OURS.items():
         if parameter in parameters:
             raise InputError(f"envpool:{name} does not take the parameter {parameter}: {reason}.")
     if name not in (known := names()):
-        near = closest(name, known)
-        if near.startswith("known"):  # too many to be named
-            near = f"envpool.list_all_envs() names the {len(known)} that it has."
-        raise InputError(f"EnvPool has no environment {name!r}; {near}")
+        hint = closest(name, known)
+        if hint.startswith("known"):  # too many to list
+            hint = f"call envpool.list_all_envs() to list all {len(known)}."
+        raise InputError(f"EnvPool has no environment {name!r}; {hint}")
     env = EnvPool(name, tuple(sorted(parameters.items())))
-    _check_players(env.name, env.spec)  # to know now whether it can be made
+    _check_players(env.name, env.spec)  # raises an error now if it cannot be created
     return env
 
 
 def adapt(env: Any, **parameters: Any) -> "GivenPool":
-    """A pool that exists already, used as it is."""
+    """Use an existing pool."""
     if parameters:
         raise InputError(
-            f"The parameters {', '.join(parameters)} came with a pool that exists already: give them to envpool.make."
+            f"Got an existing pool together with the parameters {', '.join(parameters)}: pass them to envpool.make."
         )
     if not isinstance(env, require("gymnasium", extra="envpool").Env):
-        raise InputError(f"{type(env).__name__} is not a pool of Gymnasium's kind: make it with env_type='gymnasium'.")
+        raise InputError(f"{type(env).__name__} does not follow Gymnasium's API: create it with env_type='gymnasium'.")
     if env.is_async:
         raise InputError(
             f"{type(env).__name__} steps {env.config['batch_size']} of its {len(env)} environments at a time, but "
-            "all must step together: leave out batch_size."
+            "all must step together: remove batch_size."
         )
     _check_players(type(env).__name__, env.spec)
     return GivenPool(env)
 
 
 class Pooled(HostEnvironment):
-    """What a pool that is made by name and one that is given have in common."""
+    """Base class of pools created by name and of existing pools."""
 
     masks = True
 
@@ -88,51 +88,51 @@ class Pooled(HostEnvironment):
 
     @functools.cached_property
     def raw_observation_space(self) -> spaces.Space:
-        """EnvPool's, in 32 bits."""
-        return _quietly(lambda: lean(self.spec.gymnasium_observation_space))
+        """EnvPool's space, with 64-bit numbers in 32 bits."""
+        return _quietly(lambda: as_32_bit(self.spec.gymnasium_observation_space))
 
     @functools.cached_property
     def observation_space(self) -> spaces.Space:
-        """EnvPool's, in 32 bits, and with the channels of images last."""
+        """EnvPool's space, with 64-bit numbers in 32 bits and the channels of images last."""
         return _channels_last_space(self.raw_observation_space)
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
-        """EnvPool's."""
+        """EnvPool's action space, counted from 0."""
         return _quietly(lambda: actions_of(self._raw_action_space))
 
     @functools.cached_property
     def _raw_action_space(self) -> Any:
         return _quietly(lambda: self.spec.gymnasium_action_space)
 
-    def _batch(self, make_pool: Callable[[np.ndarray], Any], size: int) -> "Pool":
+    def _batch(self, make_pool: Callable[[np.ndarray], Any], size: int) -> "PoolBatch":
         first_action = int(getattr(self._raw_action_space, "start", 0))
-        return Pool(make_pool, size, self.raw_observation_space, first_action)
+        return PoolBatch(make_pool, size, self.raw_observation_space, first_action)
 
 
 @dataclass(frozen=True)
 class EnvPool(Pooled):
-    """An environment of EnvPool's by its name."""
+    """An EnvPool environment, created by name."""
 
     id: str
     parameters: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
-        """`envpool:` and the name in EnvPool."""
+        """`envpool:` and EnvPool's task ID."""
         return f"envpool:{self.id}"
 
     @functools.cached_property
     def spec(self) -> Any:
-        """EnvPool's description, which is known without a pool."""
-        return _tried(self.id, lambda: _envpool().make_spec(self.id, **dict(self.parameters)))
+        """EnvPool's description, available without a pool."""
+        return _call(self.id, lambda: _envpool().make_spec(self.id, **dict(self.parameters)))
 
-    def start(self, num_envs: int, render: bool = False) -> "Pool":
-        """A pool, which is made with the seeds of its first episodes."""
+    def start(self, num_envs: int, render: bool = False) -> "PoolBatch":
+        """Return a batch whose pool is created at the first reset, with its seeds."""
         settings = dict(self.parameters) | ({"render_mode": "rgb_array"} if render else {})
 
         def make_pool(seeds: np.ndarray) -> Any:
-            # EnvPool's seeds are signed.
+            # EnvPool takes signed seeds.
             seed = (seeds & 0x7FFFFFFF).tolist()
             return _envpool().make(self.id, env_type="gymnasium", num_envs=num_envs, seed=seed, **settings)
 
@@ -141,33 +141,33 @@ class EnvPool(Pooled):
 
 @dataclass(frozen=True, eq=False)
 class GivenPool(Pooled):
-    """A pool that the user made, with seeds of the user's."""
+    """A pool that the user created, with the user's seeds."""
 
     env: Any
 
     @property
     def name(self) -> str:
-        """Its class."""
+        """The name of its class."""
         return type(self.env).__name__
 
     @property
     def spec(self) -> Any:
-        """The pool's."""
+        """EnvPool's description of the pool."""
         return self.env.spec
 
     @property
     def fixed_size(self) -> int:
-        """As many as the pool holds."""
+        """The number of environments in the pool."""
         return len(self.env)
 
-    def start(self, num_envs: int, render: bool = False) -> "Pool":
-        """The pool, which exists already."""
+    def start(self, num_envs: int, render: bool = False) -> "PoolBatch":
+        """Return a batch that uses the existing pool."""
         check_size(self, num_envs)
         return self._batch(lambda seeds: self.env, num_envs)
 
 
-class Pool(HostBatch):
-    """Environments that step together, and begin the next episode in the step after the end of one."""
+class PoolBatch(HostBatch):
+    """Environments that step together and reset in the step after the end of an episode."""
 
     def __init__(
         self, make_pool: Callable[[np.ndarray], Any], size: int, space: spaces.Space, first_action: int
@@ -177,28 +177,29 @@ class Pool(HostBatch):
         self.over = np.zeros(size, bool)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
-        """Begin an episode in each environment."""
+        """Start an episode in each environment."""
         self.pool, self.over = self.make_pool(seeds), np.zeros(self.size, bool)
         obs, _ = _quietly(self.pool.reset)
         return _channels_last(self.space, obs)
 
     def step(self, action: np.ndarray) -> HostStep:
-        """Act; after an end, the step is only a reset, whatever reward EnvPool gives for it."""
+        """Take one step; after the end of an episode it is only a reset, and EnvPool's reward for it is ignored."""
         taken = action + self.first_action if self.first_action else action
         obs, reward, terminated, truncated, _ = self.pool.step(taken)
         obs = _channels_last(self.space, obs)
-        over, self.over = self.over, (terminated | truncated) & ~self.over
-        return late_reset(over, obs, reward, terminated, truncated)
+        was_over = self.over
+        self.over = (terminated | truncated) & ~was_over
+        return late_reset(was_over, obs, reward, terminated, truncated)
 
     def render(self) -> np.ndarray:
-        """A picture of the first environment."""
+        """Render the first environment."""
         try:
             return np.asarray(self.pool.render()[0])
         except RuntimeError as error:
-            raise InputError(f"This environment draws no pictures: {error}.") from None
+            raise InputError(f"This environment cannot be rendered: {error}.") from None
 
     def close(self) -> None:
-        """Let go of the pool: its threads end with it, unless the user holds it too."""
+        """Release the pool; its threads end with it, unless the user also holds a reference."""
         self.pool = None
 
 
@@ -212,31 +213,33 @@ def _channels_last_space(space: spaces.Space) -> spaces.Space:
 
 
 def _channels_last(space: spaces.Space, obs: PyTree) -> PyTree:
-    """Observations `[N, ...]` in which an image `[C, H, W]` is `[H, W, C]`."""
+    """Convert images in observations `[N, ...]` from `[C, H, W]` to `[H, W, C]`."""
     if isinstance(space, spaces.Dict):
         return {name: _channels_last(inner, obs[name]) for name, inner in space.spaces.items()}
     return np.moveaxis(obs, 1, -1) if _is_channels_first(space) else obs
 
 
 def _is_channels_first(space: spaces.Space) -> bool:
-    """Whether this is an image whose first axis, shorter than the two others, holds its channels."""
+    """Whether this is an image with channels first, judged by the first axis being shorter than the other two."""
     return isinstance(space, spaces.Box) and len(space.shape) == 3 and space.shape[0] < min(space.shape[1:])
 
 
 def _check_players(name: str, spec: Any) -> None:
     players = int(getattr(spec.config, "max_num_players", 1))
     if players > 1:
-        raise InputError(f"{name} has {players} players in each environment; a pool here has one: choose another.")
+        raise InputError(
+            f"{name} has {players} players in each environment, but only one is supported: choose another environment."
+        )
 
 
-def _tried(name: str, call: Callable[[], Any]) -> Any:
-    """What EnvPool makes, or one sentence about why it does not."""
+def _call(name: str, call: Callable[[], Any]) -> Any:
+    """Call EnvPool, and turn its exceptions into one-sentence errors."""
     try:
         return _quietly(call)
     except ImportError as error:
-        raise InputError(f"envpool:{name} needs something that is not installed: {_first_line(error)}.") from None
+        raise InputError(f"envpool:{name} needs a package that is not installed: {_first_line(error)}.") from None
     except (AssertionError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"envpool:{name} cannot be made like this: {_first_line(error)}.") from None
+        raise InputError(f"envpool:{name} cannot be created with these parameters: {_first_line(error)}.") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -244,7 +247,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """The answer of a call whose warnings, of rounded bounds for example, are not the user's affair."""
+    """Call a function without showing its warnings, for example about rounded bounds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call()

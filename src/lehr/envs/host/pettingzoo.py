@@ -1,9 +1,9 @@
 """PettingZoo's environments, `pettingzoo:MODULE`, through its parallel API.
 
-All agents of an environment share one policy, so their spaces must be the same; they are folded into the batch, agent
-`a` of environment `e` at `e · A + a`. An agent that has left waits, and its steps are not valid, until no agent is left
-and the next episode begins. Episodes begin with seeds that are derived from the run's, so an environment is brought
-back after a stop by living through its episode again.
+All agents of an environment share one policy, so their spaces must be the same. They are folded into the batch: agent
+`a` of environment `e` is at `e · A + a`. The steps of an agent that has left are invalid until no agent is left and the
+next episode begins. Episodes start from seeds derived from the run's seed, so that a resumed run can restore the
+environments by replaying the current episodes.
 """
 
 import copy
@@ -23,7 +23,7 @@ import numpy as np
 
 from lehr import spaces
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal
-from lehr.envs.host.gym import LONGEST_LOG, actions_of, lean
+from lehr.envs.host.gym import LONGEST_LOG, actions_of, as_32_bit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
@@ -33,41 +33,41 @@ SUITES = ("pettingzoo", "mpe2")
 
 
 def names() -> list[str]:
-    """The environments with a parallel API of the suites that are installed; some need further packages."""
+    """Return the environments with a parallel API in the installed suites; some need additional packages."""
     require("pettingzoo", extra="pettingzoo")
     found = []
     for suite in SUITES:
         for folder in _folders(suite):
             for file in sorted(folder.glob("*_v[0-9]*.py")):
-                # The modules are not imported: that would need the packages of all of them.
+                # Read the files instead of importing them, which would need the packages of all environments.
                 if re.search(r"\bparallel_env\b", file.read_text(encoding="utf-8")):
                     found.append(f"{folder.name}.{file.stem}")
     return sorted(found)
 
 
 def make(name: str, **parameters: Any) -> "PettingZoo":
-    """An environment of PettingZoo's, or another one with its parallel API.
+    """Create a PettingZoo environment, or any environment with its parallel API.
 
     Args:
-        name: a module with a function `parallel_env`, such as `mypackage.my_env`, or `butterfly.pistonball_v6`, where
-            `pettingzoo.` is left out.
-        parameters: of `parallel_env`.
+        name: a module with a function `parallel_env`, such as `mypackage.my_env`; the prefix `pettingzoo.` may be
+            omitted, as in `butterfly.pistonball_v6`.
+        parameters: arguments of `parallel_env`.
     """
     env = PettingZoo(name, tuple(sorted(parameters.items())))
-    _ = env.observation_space, env.action_space  # to know now whether it can be made
+    _ = env.observation_space, env.action_space  # raises an error now if it cannot be created
     return env
 
 
 def adapt(env: Any, **parameters: Any) -> "GivenParallel":
-    """A parallel environment, of which copies are made."""
+    """Adapt a parallel environment, which is copied as often as needed."""
     if parameters:
         raise InputError(
-            f"The parameters {', '.join(parameters)} came with an environment that exists already: give them where it "
-            "is made."
+            f"Got an existing environment together with the parameters {', '.join(parameters)}: set them when creating "
+            "it."
         )
     if isinstance(env, require("pettingzoo", extra="pettingzoo").AECEnv):
         raise InputError(
-            f"{type(env).__name__} lets its agents act in turn: give its parallel_env, or convert it with "
+            f"The agents of {type(env).__name__} act in turn: give its parallel_env, or convert it with "
             "pettingzoo.utils.aec_to_parallel."
         )
     given = GivenParallel(env)
@@ -76,61 +76,64 @@ def adapt(env: Any, **parameters: Any) -> "GivenParallel":
 
 
 class Parallel(HostEnvironment):
-    """What an environment that is made by name and one that is given have in common."""
+    """Base class of environments created by name and of existing environments."""
 
     masks = True
 
     @functools.cached_property
     def one(self) -> Any:
-        """One environment, to look at its agents and their spaces."""
+        """A single environment, to inspect its agents and their spaces."""
         return self.build()
 
     @abstractmethod
     def build(self, render: bool = False) -> Any:
-        """Make one environment; `render` if it will be asked for pictures."""
+        """Create one environment; set `render` if it will be rendered."""
 
     @functools.cached_property
     def agents(self) -> tuple[Any, ...]:
-        """All that may be in an episode, in their order in the batch."""
+        """All possible agents, in their order in the batch."""
         found = tuple(getattr(self.one, "possible_agents", ()))
         if not found:
-            raise InputError(f"{self.name} names no possible_agents, but the number of agents must be known before.")
+            raise InputError(
+                f"{self.name} has no possible_agents: list all agents there, since their number must be known in "
+                "advance."
+            )
         return found
 
     @property
     def num_agents(self) -> int:
-        """How many agents there may be."""
+        """The number of possible agents."""
         return len(self.agents)
 
     @functools.cached_property
     def observation_space(self) -> spaces.Space:
-        """That of all agents, in 32 bits."""
-        return self._shared("observation_space", lean)
+        """The space shared by all agents, with 64-bit numbers in 32 bits."""
+        return self._shared("observation_space", as_32_bit)
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
-        """That of all agents."""
+        """The space shared by all agents, counted from 0."""
         return self._shared("action_space", actions_of)
 
     def _shared(self, kind: str, convert: Callable[[Any], spaces.Space]) -> spaces.Space:
-        """The space that all agents have."""
+        """Return the space of all agents, or raise an error if they differ."""
         first, *others = self.agents
         space = convert(_quietly(getattr(self.one, kind), first))
-        apart = [agent for agent in others if convert(_quietly(getattr(self.one, kind), agent)) != space]
-        if apart:
+        different = [agent for agent in others if convert(_quietly(getattr(self.one, kind), agent)) != space]
+        if different:
             raise InputError(
-                f"All agents of {self.name} share one policy, but {kind} of {', '.join(map(str, apart))} is not that "
-                f"of {first}, {space}: make them the same, by padding for example."
+                f"All agents of {self.name} share one policy, but the {kind} of {', '.join(map(str, different))} "
+                f"differs from that of {first}, {space}: make them the same, for example by padding."
             )
         return space
 
     def start(self, num_envs: int, render: bool = False) -> "Worlds":
-        """Make the environments."""
+        """Create the environments."""
         worlds = [World(self.build(render), self.agents) for _ in range(num_envs)]
         return Worlds(worlds, self.observation_space, self.initial_state(np.zeros(num_envs, np.uint32)))
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
-        """The seeds, and room for the actions of an episode."""
+        """Return the seeds and room for the actions of an episode."""
         limit = getattr(self.one, "max_cycles", None) or getattr(self.one.unwrapped, "max_cycles", None)
         room = limit + 1 if isinstance(limit, int) else LONGEST_LOG
         return Journal.blank(seeds, self.action_space, room, self.num_agents)
@@ -138,7 +141,7 @@ class Parallel(HostEnvironment):
 
 @dataclass(frozen=True)
 class PettingZoo(Parallel):
-    """An environment by its module."""
+    """An environment created from its module."""
 
     module: str
     parameters: tuple[tuple[str, Any], ...] = ()
@@ -155,49 +158,49 @@ class PettingZoo(Parallel):
         try:
             return _quietly(make_env, **parameters)
         except TypeError as error:
-            raise InputError(f"{self.name} cannot be made like this: {error}.") from None
+            raise InputError(f"{self.name} cannot be created with these parameters: {error}.") from None
         except ImportError as error:
             raise InputError(f"{self.name} needs a package that is not installed: {error}.") from None
 
 
 @dataclass(frozen=True, eq=False)
 class GivenParallel(Parallel):
-    """An environment that the user made. It is never stepped itself."""
+    """An environment that the user created. Only copies of it are stepped."""
 
     env: Any
 
     @property
     def name(self) -> str:
-        """What the environment calls itself."""
+        """The environment's own name."""
         return str(self.env)
 
     def build(self, render: bool = False) -> Any:
-        """A copy."""
+        """Copy the environment."""
         try:
             return copy.deepcopy(self.env)
         except Exception as error:
             raise InputError(
-                f"{self.name} cannot be copied ({error}), but several are needed: give it by its name as "
-                "'pettingzoo:MODULE', where MODULE has a function parallel_env that makes one."
+                f"{self.name} cannot be copied ({error}), but several copies are needed: give it by name as "
+                "'pettingzoo:MODULE', where MODULE has a function parallel_env that creates it."
             ) from None
 
 
 class Moment(NamedTuple):
-    """What one environment answers to its `A` agents."""
+    """The result of stepping one environment with `A` agents."""
 
     obs: list[Any]
-    """What each agent acts on next; `None` for one that has left."""
+    """The observation each agent acts on next; `None` for agents that have left."""
     final_obs: list[Any]
-    """What each agent that acted saw then; `None` for one that has left before."""
+    """The observation after the step of each agent that acted; `None` for agents that had left before."""
     reward: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     valid: np.ndarray
-    """bool: the agent was there to act."""
+    """bool: whether the agent acted."""
 
 
 class World:
-    """One environment, and who is in it."""
+    """One environment, and which of its agents are active."""
 
     def __init__(self, env: Any, agents: tuple[Any, ...]) -> None:
         self.env, self.agents = env, agents
@@ -205,15 +208,15 @@ class World:
         self.alive = np.zeros(len(agents), bool)
 
     def begin(self, seed: int) -> list[Any]:
-        """Begin an episode: what each agent sees, `None` for one that is not in it."""
+        """Start an episode and return each agent's observation, `None` for agents that are not in it."""
         obs, _ = self.env.reset(seed=seed)
         self.alive = self._present()
         if not self.alive.any():
-            raise ValueError("an episode began without agents")
+            raise ValueError("an episode started without agents")
         return self._seen(obs, self.alive)
 
     def act(self, actions: np.ndarray) -> Moment:
-        """Act once, with actions `[A, ...]`, of which those of agents that have left are not looked at."""
+        """Take one step with actions `[A, ...]`; those of agents that have left are ignored."""
         valid = self.alive
         taken = {self.agents[i]: _action(self.spaces[i], actions[i]) for i in np.flatnonzero(valid)}
         obs, rewards, terminations, truncations, _ = self.env.step(taken)
@@ -223,18 +226,18 @@ class World:
             agent = self.agents[i]
             reward[i] = rewards[agent]
             truncated[i] = truncations.get(agent, False)
-            # Who is gone without a word has come to an end.
+            # An agent that disappears without a flag is terminated.
             terminated[i] = terminations.get(agent, False) or not (present[i] or truncated[i])
         self.alive = present & ~(valid & (terminated | truncated))
-        # Nothing follows for one that was terminated, so what it saw at last may be missing.
+        # The final observation of a terminated agent is not used, so it may be missing.
         final_obs = self._seen(obs, valid, may_miss=terminated)
         return Moment(self._seen(obs, self.alive), final_obs, reward, terminated, truncated, valid)
 
     def _present(self) -> np.ndarray:
         here = set(self.env.agents)
         if not here.issubset(self.agents):
-            strangers = ", ".join(sorted(map(str, here.difference(self.agents))))
-            raise ValueError(f"agents that are not among possible_agents: {strangers}")
+            unknown = ", ".join(sorted(map(str, here.difference(self.agents))))
+            raise ValueError(f"these agents are not in possible_agents: {unknown}")
         return np.array([agent in here for agent in self.agents])
 
     def _seen(self, obs: dict[Any, Any], by: np.ndarray, may_miss: np.ndarray | None = None) -> list[Any]:
@@ -245,7 +248,7 @@ class World:
 
 
 class Worlds(HostBatch):
-    """Environments whose episodes begin with seeds of ours, and which are brought back by their actions."""
+    """Environments that are reset with our seeds, and restored by replaying their actions."""
 
     restores = True
 
@@ -254,13 +257,13 @@ class Worlds(HostBatch):
         self.num_agents = len(worlds[0].agents)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
-        """Begin an episode in each environment."""
+        """Start an episode in each environment."""
         self.journal.begin(seeds)
-        begun = [world.begin(int(seed)) for world, seed in zip(self.worlds, seeds, strict=True)]
-        return self._folded(begun)
+        observations = [world.begin(int(seed)) for world, seed in zip(self.worlds, seeds, strict=True)]
+        return self._folded(observations)
 
     def step(self, action: np.ndarray) -> HostStep:
-        """Act, keep the actions, and begin the next episode where no agent is left."""
+        """Take one step, record the actions, and start the next episode where no agent is left."""
         moments = [world.act(action[self._of(e)]) for e, world in enumerate(self.worlds)]
         done = np.array([not world.alive.any() for world in self.worlds])
         self.journal.write(action, done)
@@ -275,11 +278,11 @@ class Worlds(HostBatch):
         return HostStep(obs, final_obs, reward, terminated, truncated, valid)
 
     def state(self) -> PyTree:
-        """The seeds of the episodes under way, and their actions so far."""
+        """Return the seeds of the current episodes, and their actions so far."""
         return self.journal.state()
 
     def restore(self, state: PyTree) -> PyTree:
-        """Live through the episodes again."""
+        """Replay the episodes."""
         actions = self.journal.read(state)
         seen = []
         for e, world in enumerate(self.worlds):
@@ -290,10 +293,10 @@ class Worlds(HostBatch):
         return self._folded(seen)
 
     def render(self) -> np.ndarray:
-        """A picture of the first environment."""
+        """Render the first environment."""
         frame = self.worlds[0].env.render()
         if not isinstance(frame, np.ndarray):
-            raise InputError("This environment draws no pictures: make it with render_mode='rgb_array'.")
+            raise InputError("This environment cannot be rendered: create it with render_mode='rgb_array'.")
         return frame
 
     def close(self) -> None:
@@ -302,7 +305,7 @@ class Worlds(HostBatch):
             world.env.close()
 
     def _of(self, e: int) -> slice:
-        """The agents of environment `e` in the batch."""
+        """Return the indices of environment `e`'s agents in the batch."""
         return slice(e * self.num_agents, (e + 1) * self.num_agents)
 
     def _folded(self, rows: Sequence[Sequence[Any]]) -> PyTree:
@@ -310,7 +313,7 @@ class Worlds(HostBatch):
 
 
 def _stacked(space: spaces.Space, rows: list[Any]) -> PyTree:
-    """Observations of single agents as one batch, with zeros for `None`."""
+    """Stack the observations of single agents into a batch, with zeros for `None`."""
     if isinstance(space, spaces.Dict):
         parts = space.spaces.items()
         return {name: _stacked(part, [None if row is None else row[name] for row in rows]) for name, part in parts}
@@ -318,14 +321,14 @@ def _stacked(space: spaces.Space, rows: list[Any]) -> PyTree:
 
 
 def _action(space: Any, action: np.ndarray) -> Any:
-    """An agent's action as its space has it."""
+    """Convert an agent's action to the type its space expects."""
     if not action.shape:
         return int(action) + int(getattr(space, "start", 0))
-    return np.array(action, space.dtype)  # a copy, into which the environment may write
+    return np.array(action, space.dtype)  # a copy, since the environment may write into it
 
 
 def _entry(name: str) -> Callable[..., Any]:
-    """The function that makes an environment, from a module of PettingZoo's or from another."""
+    """Import the function `parallel_env` from a module of PettingZoo or any other module."""
     for path in (f"pettingzoo.{name}", name):
         try:
             module: ModuleType = _quietly(importlib.import_module, path)
@@ -333,16 +336,18 @@ def _entry(name: str) -> Callable[..., Any]:
             if error.name and f"{path}.".startswith(f"{error.name}."):
                 continue
             raise InputError(f"pettingzoo:{name} needs a package that is not installed: {error}.") from None
-        except ImportError as error:  # pettingzoo.mpe, for example, only says where it is now
-            raise InputError(f"pettingzoo:{name} does not import: {str(error).rstrip('.')}.") from None
+        except ImportError as error:  # pettingzoo.mpe, for example, raises one that says where it moved
+            raise InputError(f"pettingzoo:{name} cannot be imported: {str(error).rstrip('.')}.") from None
         if callable(made := getattr(module, "parallel_env", None)):
             return made
-        raise InputError(f"The module {path} has no function parallel_env: it offers no parallel API.")
-    raise InputError(f"There is no module {name!r}, neither in PettingZoo nor elsewhere; {closest(name, names())}")
+        raise InputError(
+            f"The module {path} has no function parallel_env: give a module with PettingZoo's parallel API."
+        )
+    raise InputError(f"There is no module {name!r} or pettingzoo.{name}; {closest(name, names())}")
 
 
 def _folders(suite: str) -> list[Path]:
-    """Where a package has its environments: its folder and the folders in it."""
+    """Return the folders that may contain a package's environments: its own folder and its subpackages."""
     found = importlib.util.find_spec(suite)
     if found is None:
         return []
@@ -353,7 +358,7 @@ def _folders(suite: str) -> list[Path]:
 
 
 def _quietly(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """The answer of a call whose warnings, of what is deprecated for example, are not the user's affair."""
+    """Call a function without showing its warnings, for example about deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call(*arguments, **named)

@@ -1,1 +1,1 @@
-"""Other ecosystems' environments that are compiled along with training, one adapter each."""
+"""Adapters, one per ecosystem, for JAX environments that are compiled together with training."""

@@ -1,7 +1,7 @@
 """Brax's environments, `brax:NAME`: rigid bodies on four physics backends.
 
-Actions are in [-1, 1], as Brax's own training gives them; an environment scales them to its actuators by itself.
-Rewards and observations are Brax's. Its training wrappers are not used: time limits, batches and resets are Lehr's.
+Actions are in [-1, 1], as in Brax's own training; the environments scale them to their actuators. Rewards and
+observations are Brax's. Brax's training wrappers are not used: Lehr handles time limits, batches and resets.
 """
 
 import contextlib
@@ -27,26 +27,26 @@ from lehr.spaces import Box, Dict, Space
 from lehr.types import Key, PyTree, Timestep
 
 BACKENDS = ("generalized", "positional", "spring", "mjx")
-"""The ways in which Brax computes physics, the parameter `backend`; each task has a default of its own."""
+"""Brax's physics backends, values of the parameter `backend`; the default depends on the task."""
 
 EPISODE_LENGTH = 1000
-"""Steps after which an episode is truncated, unless the parameter `episode_length` says otherwise."""
+"""The default of the parameter `episode_length`: episodes are truncated after this many steps."""
 
 _OURS = {"episode_length": EPISODE_LENGTH, "action_repeat": 1}
 
 
 def names() -> list[str]:
-    """What can follow the prefix `brax:`."""
+    """Return the names that can follow the prefix `brax:`."""
     return sorted(_brax()._envs)
 
 
 def make(name: str, **parameters: Any) -> Environment:
-    """An environment by its name at Brax.
+    """Create a Brax environment by name.
 
     Args:
         name: one of `names()`.
-        parameters: `episode_length`, the time limit in steps of the task, `None` for none; `action_repeat`; and the
-            arguments of the environment's class, such as `backend`.
+        parameters: `episode_length`, the time limit in steps of the task, `None` for no limit; `action_repeat`; and
+            the arguments of the environment's class, such as `backend`.
     """
     known = names()
     if name not in known:
@@ -57,35 +57,36 @@ def make(name: str, **parameters: Any) -> Environment:
 
 
 def adapt(env: Any, **parameters: Any) -> Environment:
-    """An environment object of Brax's, with `episode_length` and `action_repeat` as for `make`.
+    """Adapt a Brax environment object; `episode_length` and `action_repeat` are as in `make`.
 
-    One in Brax's `EpisodeWrapper` keeps that wrapper's episode length and action repeat.
+    An environment in Brax's `EpisodeWrapper` keeps that wrapper's episode length and action repeat.
     """
     unknown = [key for key in parameters if key not in _OURS]
     if unknown:
         raise InputError(
-            f"{type(env).__name__} exists already and takes no parameter {unknown[0]!r}; {closest(unknown[0], _OURS)}"
+            f"{type(env).__name__} is an existing object, so the parameter {unknown[0]!r} cannot be set; "
+            f"{closest(unknown[0], _OURS)}"
         )
     training = _brax().training
     for layer in _layers(env):
         if type(layer).__module__ == training.__name__ and not isinstance(layer, training.EpisodeWrapper):
             raise InputError(
-                f"Brax's {type(layer).__name__} batches, resets or evaluates, which Lehr does by itself: give the "
-                "environment inside it."
+                f"Brax's {type(layer).__name__} batches, resets or evaluates, which Lehr does itself: give the "
+                "environment that it wraps."
             )
     made = Brax(env)
     if not made._task.counts_episode:
         return _limited(made, parameters)
     if parameters:
         raise InputError(
-            f"{', '.join(parameters)} came with an environment in Brax's EpisodeWrapper, which sets both already: give "
-            "the environment inside it, or leave them out."
+            "Brax's EpisodeWrapper already sets the episode length and the action repeat: remove "
+            f"{', '.join(parameters)}, or give the environment that it wraps."
         )
     return made
 
 
 def _limited(env: "Brax", parameters: dict[str, Any]) -> Environment:
-    """The environment with its time limit and its action repeat."""
+    """Apply the time limit and the action repeat."""
     settings = _OURS | parameters
     _ = env._task
     limit, repeat = settings["episode_length"], settings["action_repeat"]
@@ -95,16 +96,16 @@ def _limited(env: "Brax", parameters: dict[str, Any]) -> Environment:
 
 @dataclass(frozen=True)
 class Brax(Environment):
-    """One environment of Brax's. `info` stays empty.
+    """A Brax environment. `info` is empty.
 
-    The state is what a step reads of Brax's `State`, a tuple of arrays: what a step computes anew, such as the
+    The state is a tuple with the arrays of Brax's `State` that a step reads. What every step recomputes, such as the
     observation, the metrics and most of the world frame, is left out.
     """
 
     environments_per_reset: ClassVar[int] = 16
 
     source: Any
-    """The name at Brax, or an environment object of Brax's."""
+    """Brax's name of the environment, or a Brax environment object."""
     parameters: tuple[tuple[str, Any], ...] = ()
     """Arguments of the environment's class, sorted by name."""
 
@@ -120,12 +121,12 @@ class Brax(Environment):
 
     @property
     def env_steps_per_step(self) -> int:
-        """More than 1 only for an environment object in Brax's `EpisodeWrapper` with an action repeat."""
+        """1, except for objects in Brax's `EpisodeWrapper` with an action repeat."""
         return self._task.env_steps_per_step
 
     @property
     def truncation_gap(self) -> int:
-        """Never, but for an environment object in Brax's `EpisodeWrapper`."""
+        """`NEVER`, except for objects in Brax's `EpisodeWrapper`."""
         return self._task.truncation_gap
 
     @property
@@ -133,14 +134,14 @@ class Brax(Environment):
         return _task(self.source, self.parameters)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         task = self._task
         with by_their_rules():
             state = task.env.reset(key)
         return task.physics.kept(state), _observation(state.obs)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once; the key is not used, since Brax keeps its randomness in the state."""
+        """Take one step; the key is not used, since Brax keeps its own in the state."""
         with by_their_rules():
             state, (obs, reward, done, truncated) = self._task.physics.step(state, action)
         done, truncated = jnp.asarray(done, bool), jnp.asarray(truncated, bool)
@@ -149,7 +150,7 @@ class Brax(Environment):
 
 
 class _Task(NamedTuple):
-    """What is made once for a source and its parameters."""
+    """Everything that is created once per source and parameters."""
 
     env: Any
     observation_space: Space
@@ -157,9 +158,9 @@ class _Task(NamedTuple):
     env_steps_per_step: int
     truncation_gap: int
     counts_episode: bool
-    """Whether Brax's `EpisodeWrapper` is around it, which says in `info` what was truncated."""
+    """Whether it is in Brax's `EpisodeWrapper`, which reports truncation in `info`."""
     physics: LeanStep
-    """Its step, on what a step reads of Brax's `State`; it sees (observation, reward, done, truncated)."""
+    """Its step, on the part of Brax's `State` that a step reads; returns (observation, reward, done, truncated)."""
 
 
 @functools.cache
@@ -178,8 +179,8 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
         except Exception as error:
             described = f"brax:{source}" if isinstance(source, str) else type(source).__name__
             raise InputError(
-                f"{described} could not be made with these versions of brax and jax ({type(error).__name__}: "
-                f"{str(error).strip().splitlines()[0] if str(error).strip() else ''})."
+                f"{described} could not be created with the installed versions of brax and jax "
+                f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''})."
             ) from error
     repeat = episodes[0].action_repeat if episodes else 1
     return _Task(
@@ -194,22 +195,22 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
 
 
 def _build(source: Any, parameters: tuple[tuple[str, Any], ...]) -> Any:
-    """Brax's environment."""
+    """Create the Brax environment, or return it if it is an object."""
     if not isinstance(source, str):
         return source
-    # Made for good even if a traced function asks first: the arrays inside must not belong to its trace.
+    # The first call may come from a traced function, but the arrays of the environment must not be tracers.
     with jax.ensure_compile_time_eval(), _quiet_mujoco():
         return _brax().get_environment(source, **dict(parameters))
 
 
 def _seen(counts_episode: bool, state: Any) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
-    """The observation, the reward, whether the episode is done, and whether a time limit did it."""
+    """Return the observation, the reward, whether the episode is done, and whether it was truncated."""
     truncated = state.info["truncation"] if counts_episode else jnp.zeros_like(state.done)
     return state.obs, state.reward, state.done, truncated
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """An environment and all inside it, from the outside."""
+    """Yield an environment and all that it wraps, from the outside in."""
     wrapper = _brax().Wrapper
     while isinstance(env, wrapper):
         yield env
@@ -218,16 +219,16 @@ def _layers(env: Any) -> Iterator[Any]:
 
 
 def _check_arguments(name: str, given: dict[str, Any]) -> None:
-    """Say which argument the class does not take, before it is made."""
+    """Raise an error for arguments that the class does not take."""
     maker, pipeline = _brax()._envs[name], _brax().PipelineEnv
     arguments = inspect.signature(maker).parameters.values()
     known = {argument.name for argument in arguments if argument.kind is not argument.VAR_KEYWORD}
-    passes_on = len(known) < len(arguments)
-    if passes_on and inspect.isclass(maker) and issubclass(maker, pipeline):
+    accepts_any = len(known) < len(arguments)
+    if accepts_any and inspect.isclass(maker) and issubclass(maker, pipeline):
         known |= set(inspect.signature(pipeline).parameters) - {"sys"}
-        passes_on = False
+        accepts_any = False
     for key in given:
-        if key not in known and not passes_on:
+        if key not in known and not accepts_any:
             raise InputError(f"brax:{name} has no parameter {key!r}; {closest(key, sorted(known | set(_OURS)))}")
     backend = given.get("backend", BACKENDS[0])
     if backend not in BACKENDS:
@@ -235,14 +236,14 @@ def _check_arguments(name: str, given: dict[str, Any]) -> None:
 
 
 def _space(obs: PyTree) -> Space:
-    """Boxes without bounds for arrays, dicts for mappings."""
+    """Build the space of an observation: unbounded boxes for arrays, dicts for mappings."""
     if isinstance(obs, Mapping):
         return Dict({name: _space(part) for name, part in obs.items()})
     return Box(-np.inf, np.inf, obs.shape)
 
 
 def _observation(obs: PyTree) -> PyTree:
-    """Arrays of float32, in plain dicts."""
+    """Convert an observation to float32 arrays in plain dicts."""
     if isinstance(obs, Mapping):
         return {name: _observation(part) for name, part in obs.items()}
     return jnp.asarray(obs, jnp.float32)
@@ -250,7 +251,7 @@ def _observation(obs: PyTree) -> PyTree:
 
 @contextlib.contextmanager
 def _quiet_mujoco() -> Iterator[None]:
-    """MuJoCo prints what it thinks of a model, and writes it to a file in the working directory."""
+    """Silence MuJoCo's warnings about a model, which it also writes to a file in the working directory."""
     mujoco = require("mujoco", extra="brax")
     before = mujoco.get_mju_user_warning()
     mujoco.set_mju_user_warning(lambda text: None)
@@ -262,5 +263,5 @@ def _quiet_mujoco() -> Iterator[None]:
 
 @functools.cache
 def _brax() -> ModuleType:
-    with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that it does without Warp
+    with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that Warp is not installed
         return require("brax.envs", extra="brax")

@@ -1,7 +1,7 @@
 """Craftax and Craftax-Classic: `make("craftax:Craftax-Classic-Symbolic-v1")`.
 
 A parameter is a field of Craftax's `EnvParams` or `StaticEnvParams`: `make("craftax:Craftax-Symbolic-v1",
-max_timesteps=5000, map_size=(32, 32))`. `max_timesteps` becomes a `TimeLimit`, so that the end of the time is a
+max_timesteps=5000, map_size=(32, 32))`. `max_timesteps` becomes a `TimeLimit`, so that running out of time is a
 truncation, while death and victory are terminations.
 """
 
@@ -31,24 +31,24 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Craftax(Environment):
-    """A game of Craftax, without its time limit.
+    """A Craftax game without its time limit.
 
-    The observation is Craftax's, a vector of what is near and of the inventory, or an image. `info["achievements"]`,
-    bool, says which have been unlocked so far in this episode, in the order of Craftax's `Achievement`. The state is
+    The observation is Craftax's: a vector with the surroundings and the inventory, or an image. `info["achievements"]`,
+    bool, marks the achievements unlocked so far in this episode, in the order of Craftax's `Achievement`. The state is
     Craftax's `EnvState`.
     """
 
     truncation_gap: ClassVar[int] = NEVER
     environments_per_reset: ClassVar[int] = 16
     env: Any = field(repr=False)
-    """Craftax's own environment; of its methods those without an automatic reset are used."""
+    """Craftax's own environment; only its methods without automatic reset are used."""
     name: str = field(compare=False)
     parameters: tuple[tuple[str, Any], ...] = ()
     """The fields of `EnvParams` that differ from their defaults, sorted by name."""
 
     @property
     def observation_space(self) -> Box:
-        """The shape that Craftax declares, unbounded: its own bounds, 0 and 1, are passed by health at a death."""
+        """Craftax's shape without bounds: at death, health leaves the bounds 0 and 1 that Craftax declares."""
         return Box(-np.inf, np.inf, self.env.observation_space(self._params).shape)
 
     @property
@@ -67,7 +67,7 @@ class Craftax(Environment):
         return settled(state), obs.astype(jnp.float32)
 
     def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
-        """Act once; without the time limit, what Craftax calls done is a termination."""
+        """Take one step; without a time limit, Craftax's `done` is always a termination."""
         with by_their_rules():
             obs, state, reward, done, _ = self.env.step_env(key, state, action, self._params)
         done, reward = jnp.asarray(done, bool), jnp.asarray(reward, jnp.float32)
@@ -76,12 +76,12 @@ class Craftax(Environment):
 
 
 def names() -> list[str]:
-    """The four games, by Craftax's names."""
+    """Return Craftax's names of the four games."""
     return list(NAMES)
 
 
 def make(name: str, **parameters: Any) -> Environment:
-    """A game by its name, with its standard time limit applied.
+    """Create a game by name, with its standard time limit.
 
     >>> make("Craftax-Classic-Symbolic-v1", max_timesteps=500)  # doctest: +SKIP
     TimeLimit(env=Craftax(name='Craftax-Classic-Symbolic-v1', parameters=()), max_steps=500)
@@ -97,7 +97,7 @@ def make(name: str, **parameters: Any) -> Environment:
 
 
 def adapt(env: Any, name: str | None = None, **parameters: Any) -> Environment:
-    """An instance of a Craftax environment, with the fields of its `EnvParams` that differ from their defaults."""
+    """Adapt a Craftax environment object; the parameters override fields of its default `EnvParams`."""
     name = name or env.name
     known = [field.name for field in fields(env.default_params)]
     for parameter in parameters:
@@ -111,6 +111,6 @@ def adapt(env: Any, name: str | None = None, **parameters: Any) -> Environment:
 
 @functools.cache
 def _instance(name: str, static: tuple[tuple[str, Any], ...]) -> Any:
-    """One instance for each name and map, so that equal environments share their compiled programs."""
+    """Create one instance per name and static parameters, so that equal environments share compiled programs."""
     env = require("craftax.craftax_env", extra="craftax").make_craftax_env_from_name(name, auto_reset=False)
     return type(env)(env.static_env_params.replace(**dict(static))) if static else env

@@ -1,4 +1,4 @@
-"""What the code of others needs around it: its warnings kept quiet, its types settled, its parameters hashable."""
+"""Helpers for third-party environments: silence their warnings, fix their dtypes, make their parameters hashable."""
 
 import contextlib
 import warnings
@@ -14,19 +14,19 @@ from lehr.types import PyTree
 
 @contextlib.contextmanager
 def by_their_rules() -> Iterator[None]:
-    """What the code of others does is not the user's affair: neither its warnings nor its broadcasting."""
+    """Run third-party code: hide its warnings, and allow rank promotion."""
     with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
         warnings.simplefilter("ignore")
         yield
 
 
 def settled(state: PyTree) -> PyTree:
-    """Numbers and weakly typed arrays as arrays, so that a state has one type from its first step on."""
+    """Convert numbers and weakly typed arrays to strongly typed arrays, so that the types of a state never change."""
     return jax.tree.map(lambda x: settle(x, None if _is_key(x) else jnp.asarray(x).dtype), state)
 
 
 def settle(x: Any, dtype: Any) -> jax.Array:
-    """An array of this dtype and of no weak type; keys stay as they are."""
+    """Convert to a strongly typed array of this dtype; keys are unchanged."""
     return x if _is_key(x) else jnp.asarray(x, dtype)
 
 
@@ -35,12 +35,12 @@ def _is_key(x: Any) -> bool:
 
 
 def hashable(env: str, name: str, value: Any) -> Any:
-    """A parameter as part of an environment's description; a list becomes a tuple."""
+    """Return a hashable parameter value; lists become tuples."""
     value = tuple(value) if isinstance(value, list) else value
     try:
         hash(value)
     except TypeError:
         raise InputError(
-            f"The parameter {name} of {env} is {value!r}, but must be a number, a text or a list of these."
+            f"The parameter {name} of {env} is {value!r}; it must be a number, a string or a list of these."
         ) from None
     return value

@@ -1,7 +1,7 @@
-"""Gymnax's environments, `gymnax:NAME`: classic control, MinAtar, bsuite and others, of its versions 0.0.9 and 1.
+"""Gymnax's environments, `gymnax:NAME`: classic control, MinAtar, bsuite and others, for Gymnax 0.0.9 and 1.
 
-A time limit is a truncation here, also where Gymnax 0.0.9 calls it the end of the episode; see `FIXED_LENGTH` for the
-tasks that are exactly so long. Episodes are begun anew by Lehr, never within a step.
+A time limit is a truncation, even where Gymnax 0.0.9 ends the episode; see `FIXED_LENGTH` for tasks whose length is
+part of the task. Lehr resets the environments; Gymnax's automatic resets are not used.
 """
 
 import functools
@@ -33,22 +33,22 @@ FIXED_LENGTH = frozenset(
         "SimpleBandit",
     }
 )
-"""Classes of Gymnax's whose length is part of the task: the observation tells the time, or one can see the end come.
-Nothing follows their last step, so it terminates the episode."""
+"""Gymnax classes whose length is part of the task: the observation contains the time, or the end is predictable.
+Their last step terminates the episode."""
 
 LOOSE_BOUNDS = frozenset({"GaussianBandit", "MemoryChain", "MetaMaze", "MNISTBandit", "UmbrellaChain"})
-"""Classes of Gymnax's whose observations leave the bounds of their space, so that it is given here without bounds."""
+"""Gymnax classes whose observations leave the declared bounds; their spaces are unbounded here."""
 
 _ENDLESS = 2**31 - 1
 
 
 def names() -> list[str]:
-    """What can follow the prefix `gymnax:`."""
+    """Return the names that can follow the prefix `gymnax:`."""
     return sorted(_gymnax().registered_envs)
 
 
 def make(name: str, **parameters: Any) -> "Gymnax":
-    """An environment by its name at Gymnax; the parameters are those of its class and the fields of its `EnvParams`."""
+    """Create a Gymnax environment by name; parameters are arguments of its class or fields of its `EnvParams`."""
     known = names()
     if name not in known:
         raise InputError(f"There is no environment named 'gymnax:{name}'; {closest(name, known)}")
@@ -56,10 +56,10 @@ def make(name: str, **parameters: Any) -> "Gymnax":
 
 
 def adapt(env: Any, **parameters: Any) -> "Gymnax":
-    """An environment object of Gymnax's; the parameters are fields of its `EnvParams`."""
+    """Adapt a Gymnax environment object; parameters are fields of its `EnvParams`."""
     if not isinstance(env, _gymnax().environments.environment.Environment):
         raise InputError(
-            f"Gymnax's wrapper {type(env).__name__} cannot be used here: give the environment inside it, and use the "
+            f"Gymnax's wrapper {type(env).__name__} is not supported: give the environment that it wraps, and use the "
             "wrappers of lehr.envs."
         )
     return _checked(env, parameters)
@@ -67,30 +67,30 @@ def adapt(env: Any, **parameters: Any) -> "Gymnax":
 
 @dataclass(frozen=True)
 class Gymnax(Environment):
-    """One environment of Gymnax's. Its state is that of Gymnax; `info` stays empty.
+    """A Gymnax environment. The state is Gymnax's; `info` is empty.
 
-    Images are masks of zeros and ones, given as int8 instead of float32: a rollout holds a quarter of the bytes, and a
-    network sees the same numbers.
+    Images are masks of zeros and ones. They are int8 instead of float32: a rollout takes a quarter of the memory, and
+    the network sees the same numbers.
     """
 
     source: Any
-    """The name at Gymnax, or an environment object of Gymnax's."""
+    """Gymnax's name of the environment, or a Gymnax environment object."""
     parameters: tuple[tuple[str, Any], ...] = ()
-    """Those that were given, sorted by name."""
+    """The parameters given, sorted by name."""
 
     @property
     def observation_space(self) -> Space:
-        """Gymnax's, with the dtype that observations really have."""
+        """Gymnax's space, with the actual dtype of the observations."""
         return self._task.observation_space
 
     @property
     def action_space(self) -> Space:
-        """Gymnax's."""
+        """Gymnax's action space."""
         return self._task.action_space
 
     @property
     def truncation_gap(self) -> int:
-        """The time limit, or never for a task of a fixed length."""
+        """The time limit, or `NEVER` for tasks of fixed length."""
         return self._task.truncation_gap
 
     @property
@@ -98,14 +98,14 @@ class Gymnax(Environment):
         return _task(self.source, self.parameters)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         task = self._task
         with by_their_rules():
             obs, state = task.env.reset_env(key, task.params)
         return jax.tree.map(settle, state, task.dtypes), _observation(task.observation_space, obs)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Act once."""
+        """Take one step."""
         task = self._task
         with by_their_rules():
             obs, state, reward, done, _ = task.env.step_env(key, state, action, task.step_params)
@@ -121,20 +121,20 @@ class Gymnax(Environment):
 
 
 class _Task(NamedTuple):
-    """What is made once for a source and its parameters."""
+    """Everything that is created once per source and parameters."""
 
     env: Any
     params: Any
     step_params: Any
-    """Without the time limit, where Gymnax would take it for the end of the episode."""
+    """The params for `step`, without the time limit if Gymnax would treat it as a termination."""
     tells_apart: bool
-    """Whether `done` of a step leaves the time limit out."""
+    """Whether `done` of a step excludes the time limit."""
     fixed_length: bool
     observation_space: Space
     action_space: Space
     truncation_gap: int
     dtypes: PyTree
-    """Of the state's leaves."""
+    """The dtypes of the state's leaves."""
 
     def is_late(self, state: PyTree) -> jax.Array:
         """Whether the time limit is reached."""
@@ -152,16 +152,16 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
         own = type(env).__module__.startswith("gymnax.")
         kind = type(env).__name__ if own else ""
         fixed_length, separates = kind in FIXED_LENGTH, hasattr(env, "is_truncated")
-        # Without a limit in sight, what ends an episode of Gymnax 0.0.9 is the task. A class from elsewhere might use
-        # the limit for something else too, as those of fixed length do: it keeps its limit.
-        lifts = own and not separates and not fixed_length
-        step_params = params.replace(max_steps_in_episode=_ENDLESS) if lifts else params
+        # In Gymnax 0.0.9, without a time limit, `done` is a termination. A third-party class might also use the limit
+        # for something else, as the tasks of fixed length do, so it keeps its limit.
+        removes_limit = own and not separates and not fixed_length
+        step_params = params.replace(max_steps_in_episode=_ENDLESS) if removes_limit else params
         dtypes, observed = _outputs(env, params, step_params)
         return _Task(
             env=env,
             params=params,
             step_params=step_params,
-            tells_apart=lifts or separates,
+            tells_apart=removes_limit or separates,
             fixed_length=fixed_length,
             observation_space=_observation_space(
                 env.observation_space(params), observed, kind in LOOSE_BOUNDS, masks=own
@@ -180,7 +180,7 @@ def _truncation_gap(env: Any, params: Any) -> int:
 
 
 def _outputs(env: Any, params: Any, step_params: Any) -> tuple[PyTree, PyTree]:
-    """The dtypes of the state, and the shape and dtype of the observation."""
+    """Return the dtypes of the state, and the shape and dtype of the observation."""
     key, actions = jax.random.key(0), _space(env.action_space(params))
     observed, begun = jax.eval_shape(lambda key: env.reset_env(key, params), key)
     try:
@@ -188,14 +188,14 @@ def _outputs(env: Any, params: Any, step_params: Any) -> tuple[PyTree, PyTree]:
         jax.tree.map(lambda before, after: jnp.broadcast_shapes(before.shape, after.shape), begun, step[1])
     except Exception as error:
         raise InputError(
-            f"{type(env).__name__} of this version of gymnax cannot be used, since its first step fails "
-            f"({type(error).__name__}: {error}): install another version."
+            f"{type(env).__name__} does not work in the installed version of gymnax: its first step fails "
+            f"({type(error).__name__}: {error}); install another version."
         ) from error
     return jax.tree.map(lambda x: x.dtype, step[1]), observed
 
 
 def _checked(source: Any, parameters: dict[str, Any]) -> Gymnax:
-    """The environment, with its parameters held against what it takes."""
+    """Check the parameters and create the environment."""
     described = f"gymnax:{source}" if isinstance(source, str) else type(source).__name__
     with by_their_rules():
         defaults = _defaults(*_build(source, {}), with_class=isinstance(source, str))
@@ -209,14 +209,14 @@ def _checked(source: Any, parameters: dict[str, Any]) -> Gymnax:
 
 
 def _defaults(env: Any, params: Any, with_class: bool) -> dict[str, Any]:
-    """What can be set, with its default: the fields of the params and, for a name, the arguments of the class."""
+    """Return all parameters with their defaults: fields of the params and, for a name, arguments of the class."""
     arguments = inspect.signature(type(env)).parameters.values() if with_class else ()
     of_class = {p.name: p.default for p in arguments if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return of_class | {field.name: getattr(params, field.name) for field in fields(params)}
 
 
 def _frozen(described: str, name: str, value: Any, default: Any) -> Any:
-    """A hashable value, of the default's type, so that equal environments are written alike."""
+    """Convert to a hashable value of the default's type, so that equal environments compare equal."""
     if isinstance(value, (np.ndarray, jax.Array)):
         value = value.tolist()
     if isinstance(value, list):
@@ -224,20 +224,22 @@ def _frozen(described: str, name: str, value: Any, default: Any) -> Any:
     if isinstance(default, (bool, int, float)):
         if not isinstance(value, (bool, int, float)) or type(default)(value) != value:
             raise InputError(
-                f"{described} takes {'yes or no' if isinstance(default, bool) else 'a number'} as {name}, like "
-                f"{default!r}, but got {value!r}."
+                f"{described} got {name}={value!r}; it must be {'a bool' if isinstance(default, bool) else 'a number'} "
+                f"such as {default!r}."
             )
         value = type(default)(value)
     try:
         hash(value)
     except TypeError:
-        raise InputError(f"{described} takes numbers, texts and lists of them, but {name} is {value!r}.") from None
+        raise InputError(
+            f"{described} got {name}={value!r}; it must be a number, a string or a list of these."
+        ) from None
     return value
 
 
 def _build(source: Any, parameters: dict[str, Any]) -> tuple[Any, Any]:
-    """Gymnax's environment and its params."""
-    # Made for good even if a traced function asks first: the arrays inside must not belong to its trace.
+    """Create the Gymnax environment and its params."""
+    # The first call may come from a traced function, but the arrays of the environment must not be tracers.
     with jax.ensure_compile_time_eval():
         if not isinstance(source, str):
             return source, _replaced(source.default_params, parameters)
@@ -248,7 +250,7 @@ def _build(source: Any, parameters: dict[str, Any]) -> tuple[Any, Any]:
             if of_class:
                 env, params = _gymnax().make(source, **of_class)
         except Exception as error:
-            raise InputError(f"gymnax:{source} could not be made ({type(error).__name__}: {error}).") from error
+            raise InputError(f"gymnax:{source} could not be created ({type(error).__name__}: {error}).") from error
         return env, _replaced(params, {name: value for name, value in parameters.items() if name in of_params})
 
 
@@ -258,7 +260,7 @@ def _replaced(params: Any, changes: dict[str, Any]) -> Any:
 
 
 def _space(space: Any) -> Space:
-    """A space of Gymnax's as one of ours."""
+    """Convert a Gymnax space."""
     spaces = _gymnax().environments.spaces
     match space:
         case spaces.Discrete():
@@ -269,13 +271,13 @@ def _space(space: Any) -> Space:
         case spaces.Dict():
             return Dict({name: _space(inner) for name, inner in space.spaces.items()})
     raise InputError(
-        f"Gymnax's space {type(space).__name__} has no counterpart here: give an environment with a Box, a Discrete or "
-        "a Dict of these."
+        f"Gymnax's space {type(space).__name__} is not supported: give an environment with a Box, a Discrete or a Dict "
+        "of these."
     )
 
 
 def _observation_space(space: Any, observed: PyTree, loose: bool, masks: bool) -> Space:
-    """The space of what is really observed, since Gymnax's spaces are not always right about it."""
+    """Build the space of the actual observations, since Gymnax's declared spaces are not always right."""
     spaces = _gymnax().environments.spaces
     if isinstance(space, spaces.Dict):
         inner = space.spaces.items()
@@ -291,14 +293,14 @@ def _observation_space(space: Any, observed: PyTree, loose: bool, masks: bool) -
 
 
 def _box(space: Any, shape: tuple[int, ...], dtype: Any) -> Box:
-    """A box with the bounds of one of Gymnax's, which writes the largest float32 where there is no bound."""
+    """Convert a Gymnax box, which uses the largest float32 for missing bounds."""
     largest = np.finfo(np.float32).max
     low, high = np.asarray(space.low), np.asarray(space.high)
     return Box(np.where(low <= -largest, -np.inf, low), np.where(high >= largest, np.inf, high), shape, dtype)
 
 
 def _observation(space: Space, obs: PyTree) -> PyTree:
-    """An observation with the dtypes of its space."""
+    """Convert an observation to the dtypes of its space."""
     if isinstance(space, Dict):
         return {name: _observation(inner, obs[name]) for name, inner in space.spaces.items()}
     return jnp.asarray(obs, space.dtype)

@@ -4,10 +4,10 @@ JaxDEM is not on PyPI. Its environments need the package itself and distrax:
 
     pip install "jaxdem @ git+https://github.com/cdelv/JaxDEM" distrax
 
-A name is that of a class or the key it is registered under, in any spelling that JaxDEM takes, and a parameter is an
-argument of its `Create`. One parameter is Lehr's: `max_action` bounds each component of an action, which is free
-otherwise, as with JaxDEM's own default. JaxDEM repeats actions by `skip_frames` of its trainer; here that is
-`ActionRepeat(env, 1 + skip_frames)`, which sums the rewards of the steps in between.
+A name is that of a class or the key it is registered under, in any spelling that JaxDEM accepts. Parameters are
+arguments of the class's `Create`, and Lehr's own `max_action`, which bounds each component of an action; by default
+actions are unbounded, as in JaxDEM. JaxDEM's trainer repeats actions with `skip_frames`; the equivalent here is
+`ActionRepeat(env, 1 + skip_frames)`, which sums the rewards of the repeated steps.
 """
 
 import functools
@@ -29,7 +29,7 @@ from lehr.types import Key, PyTree, Timestep
 
 
 class Template:
-    """The environment that every reset starts from: a pytree of arrays, equal only to itself so that it has a hash."""
+    """The environment that every reset starts from: a pytree of arrays, made hashable by comparing identity."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -43,11 +43,11 @@ class Template:
 
 @dataclass(frozen=True)
 class JaxDEM(Environment):
-    """An environment of JaxDEM's, many agents or one: equal to another if it starts from the same instance.
+    """A JaxDEM environment with one or many agents. Two are equal if they start from the same instance.
 
-    The observation of an agent is a vector and its action too. JaxDEM's `done` is one for all agents. Where it is set
-    by `max_steps` of `env_params` alone, the episode is truncated, else terminated. The state is JaxDEM's environment
-    itself, and `info` what its method of that name gives.
+    An agent's observation and action are vectors. JaxDEM's `done` is shared by all agents: if it is only due to
+    `max_steps` in `env_params`, the episode is truncated, otherwise terminated. The state is JaxDEM's environment
+    itself, and `info` is the result of its method `info`.
     """
 
     template: Template = field(repr=False)
@@ -58,14 +58,14 @@ class JaxDEM(Environment):
     truncation_gap: int = field(compare=False, repr=False)
 
     def reset(self, key: Key) -> tuple[PyTree, jax.Array]:
-        """Begin an episode."""
+        """Start an episode."""
         env = _copy(self.template.env)
         with by_their_rules():
             env = settled(env.reset(env, key))
             return env, self._agents(env.observation(env))
 
     def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
-        """Act once with all agents; the key is not used."""
+        """Take one step with all agents; the key is not used."""
         env = _copy(state)
         with by_their_rules():
             env = settled(env.step(env, action.reshape(self.num_agents, *self.action_space.shape)))
@@ -76,18 +76,18 @@ class JaxDEM(Environment):
         return env, Timestep(obs, reward, terminated, truncated, info)
 
     def _agents(self, value: jax.Array) -> jax.Array:
-        """Values `[A, ...]` as they are, those of a single agent without their first axis; numbers in float32."""
+        """Convert values `[A, ...]`: drop the agent axis if there is one agent, and cast numbers to float32."""
         value = value if value.dtype == bool else value.astype(jnp.float32)
         return value if self.num_agents > 1 else value[0]
 
 
 def names() -> list[str]:
-    """The classes that JaxDEM has registered."""
+    """Return the classes registered with JaxDEM."""
     return sorted(cls.__name__ for cls in _registered().values())
 
 
 def make(name: str, **parameters: Any) -> Environment:
-    """An environment by the name of its class or by its registered key.
+    """Create an environment by the name of its class or by its registered key.
 
     >>> make("SingleNavigator", max_steps=500)  # doctest: +SKIP
     JaxDEM(name='SingleNavigator', num_agents=1, action_space=Box(-inf, inf, shape=(2,), dtype=float32))
@@ -104,25 +104,25 @@ def make(name: str, **parameters: Any) -> Environment:
         instance = _instance(cls, tuple(sorted(frozen)))
     except TypeError as error:
         given = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
-        raise InputError(f"jaxdem:{name} cannot be made with {given}: {error}") from error
+        raise InputError(f"jaxdem:{name} cannot be created with {given}: {error}") from error
     return adapt(instance, max_action=max_action)
 
 
 def adapt(env: Any, max_action: float | None = None) -> Environment:
-    """An instance of a JaxDEM environment, one and not a batch of them."""
+    """Adapt a single JaxDEM environment object, not a batch."""
     name, num_agents = type(env).__name__, int(env.max_num_agents)
     if env.num_envs != 1 or name.startswith("Vec"):
         raise InputError(
-            f"The JaxDEM environment {name} is a batch of {env.num_envs}: give it as it is before vectorise_env, and "
-            "Lehr makes the batch."
+            f"The JaxDEM environment {name} is a batch of {env.num_envs}: give the environment before vectorise_env, "
+            "since Lehr creates the batch itself."
         )
     try:
         with by_their_rules():
             obs = jax.eval_shape(_first_observation, env, jax.random.key(0))
     except Exception as error:
-        raise InputError(f"The JaxDEM environment {name} fails by itself at a reset: {error}") from error
+        raise InputError(f"The JaxDEM environment {name} failed in reset: {error}") from error
     if max_action is not None and not 0 < max_action < np.inf:
-        raise InputError(f"max_action is {max_action}, but must be a positive number, or None for no bound.")
+        raise InputError(f"max_action is {max_action}; it must be a finite number above 0, or None for no bound.")
     bound = np.inf if max_action is None else max_action
     return JaxDEM(
         Template(env),
@@ -140,12 +140,12 @@ def _first_observation(env: Any, key: Key) -> jax.Array:
 
 
 def _copy(env: Any) -> Any:
-    """JaxDEM's methods write into the environment and the dicts that they are given."""
+    """Copy the environment, because JaxDEM's methods modify it and its dicts."""
     return jax.tree.map(lambda x: x, env)
 
 
 def _without_limit(env: Any) -> Any:
-    """The same environment as if it had all the time there is."""
+    """Return the environment without its time limit."""
     env = _copy(env)
     if (limit := _limit(env)) is not None:
         most = jnp.inf if jnp.issubdtype(limit.dtype, jnp.floating) else jnp.iinfo(limit.dtype).max
@@ -154,7 +154,7 @@ def _without_limit(env: Any) -> Any:
 
 
 def _limit(env: Any) -> jax.Array | None:
-    """The number of physical steps after which JaxDEM ends an episode, if there is one."""
+    """Return the number of physics steps after which JaxDEM ends an episode, or `None`."""
     limit = getattr(env, "env_params", {}).get("max_steps")
     return None if limit is None else jnp.asarray(limit)
 
@@ -163,13 +163,13 @@ def _truncation_gap(env: Any) -> int:
     limit = _limit(env)
     if limit is None:
         return NEVER
-    # JaxDEM's own environments make one physical step at each of ours; of others nothing is known.
+    # JaxDEM's own environments take one physics step per env step; for others this is unknown.
     base = getattr(type(env), "_base_env_cls", type(env))
     return int(limit) + 1 if base.__module__.partition(".")[0] == "jaxdem" else 1
 
 
 def _registered() -> dict[str, Any]:
-    """The classes by JaxDEM's keys, without the base class, whose key is empty."""
+    """Return the classes by JaxDEM's keys, without the base class, whose key is empty."""
     if importlib.util.find_spec("jaxdem") is None:
         raise InputError(
             "This environment needs the package jaxdem, which is not installed: "
@@ -192,6 +192,6 @@ def _class(name: str) -> Any:
 
 @functools.cache
 def _instance(cls: Any, parameters: tuple[tuple[str, Any], ...]) -> Any:
-    """One instance for each class and parameters, so that equal environments share their compiled programs."""
+    """Create one instance per class and parameters, so that equal environments share compiled programs."""
     with by_their_rules():
         return cls.Create(**dict(parameters))

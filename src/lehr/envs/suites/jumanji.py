@@ -2,11 +2,11 @@
 
 A parameter is an argument of the environment's class: `make("jumanji:Snake-v1", num_rows=6, num_cols=6)`.
 
-Where Jumanji's agents act together, as in Connector or RobotWarehouse, one policy acts for all of them: the action is
-the `MultiDiscrete` of all their actions, and rewards are summed. An action mask is an entry of the observation, which a
-policy may learn from but is not held to; what follows an action that the mask forbids is up to the environment.
+In multi-agent environments such as Connector or RobotWarehouse, one policy acts for all agents: the action is a
+`MultiDiscrete` of all their actions, and rewards are summed. An action mask is an entry of the observation; it is not
+enforced, and the environment decides what an invalid action does.
 
-Sokoban needs a set of levels that Jumanji downloads; Lehr asks for that download instead of starting it.
+Sokoban needs levels that Jumanji downloads; Lehr never starts that download, but tells the user how to.
 """
 
 import copy
@@ -28,28 +28,28 @@ from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree, Timestep
 
 STEP_COUNTS = ("step", "step_count")
-"""The entries of an observation that say how much of an episode's time has passed."""
+"""The entries of an observation that count the steps of the episode."""
 COSTLY_RESETS = ("Connector", "MMST", "Maze", "Minesweeper", "RubiksCube")
-"""The classes whose resets take as long as seven steps or more, by measurement on a CPU."""
+"""The classes whose resets take as long as seven or more steps, measured on a CPU."""
 LEVELS_OF_SOKOBAN = ("InstaDeepAI/boxoban-levels", "unfiltered-train.npy")
 
 
 @dataclass(frozen=True)
 class Jumanji(Environment):
-    """An environment of Jumanji's: equal to another if it holds the same instance, and `make` keeps one for each.
+    """A Jumanji environment. Two are equal if they hold the same instance; `make` caches instances.
 
-    The observation is a `Dict` with the fields of Jumanji's. What is true or false is int8. One choice out of n is a
-    one-hot vector, int8 `[n]`, and all zeros for the -1 by which Jumanji says "none yet". Integers without bounds and
-    counts of steps are float32, so that they can be normalised. Other integers are int32.
+    The observation is a `Dict` with Jumanji's fields. Booleans are int8. A choice out of n is a one-hot vector, int8
+    `[n]`, which is all zeros for Jumanji's -1, "none yet". Unbounded integers and step counts are float32, so that they
+    can be normalised. Other integers are int32.
 
-    Jumanji keeps its own time limit, since most observations count its steps. An episode that ends by it and by nothing
-    else is truncated, whichever discount Jumanji gives to its last step. `info` holds Jumanji's `extras`, and the state
-    is Jumanji's.
+    Jumanji's own time limit is kept, since most observations count its steps. An episode that ends only because of the
+    limit is truncated, whatever discount Jumanji gives its last step. `info` holds Jumanji's `extras`; the state is
+    Jumanji's.
     """
 
     env: Any = field(repr=False)
     unlimited: Any = field(repr=False)
-    """The same without a time limit, to see whether an end is more than that; the environment itself if it has none."""
+    """The environment without its time limit, to tell termination from truncation; `env` itself if it has no limit."""
     name: str = field(compare=False)
     observation_space: Space = field(compare=False, repr=False)
     action_space: Discrete | MultiDiscrete | Box = field(compare=False, repr=False)
@@ -57,18 +57,18 @@ class Jumanji(Environment):
     environments_per_reset: int = field(compare=False, repr=False)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         with by_their_rules():
             state, timestep = self.env.reset(key)
         return settled(state), _observation(self.observation_space, timestep.observation)
 
     def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
-        """Act once; the key is not used, for Jumanji carries its own in the state."""
+        """Take one step; the key is not used, since Jumanji keeps its own in the state."""
         spec = self.env.action_spec
         action = action.reshape(spec.shape).astype(spec.dtype)
         with by_their_rules():
             next_state, timestep = self.env.step(state, action)
-            # Of the second step no more is computed than what its two flags depend on.
+            # Of this second step, XLA only computes what the two flags depend on.
             unlimited = timestep if self.unlimited is self.env else self.unlimited.step(state, action)[1]
         terminated = unlimited.last() & jnp.all(unlimited.discount == 0)
         obs = _observation(self.observation_space, timestep.observation)
@@ -78,12 +78,12 @@ class Jumanji(Environment):
 
 
 def names() -> list[str]:
-    """The names that Jumanji has registered."""
+    """Return the names registered with Jumanji."""
     return sorted(_jumanji().registered_environments())
 
 
 def make(name: str, **parameters: Any) -> Environment:
-    """An environment by its name.
+    """Create an environment by name.
 
     >>> make("Snake-v1", time_limit=500)  # doctest: +SKIP
     Jumanji(name='Snake-v1')
@@ -103,17 +103,18 @@ def make(name: str, **parameters: Any) -> Environment:
         instance = _instance(name, tuple(sorted(parameters.items())))
     except TypeError as error:
         given = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
-        raise InputError(f"jumanji:{name} cannot be made with {given}: {error}") from error
+        raise InputError(f"jumanji:{name} cannot be created with {given}: {error}") from error
     return adapt(instance, name=name)
 
 
 def adapt(env: Any, name: str | None = None) -> Environment:
-    """An instance of a Jumanji environment."""
+    """Adapt a Jumanji environment object."""
     wrappers = require("jumanji.wrappers", extra="jumanji")
     batched = wrappers.AutoResetWrapper | wrappers.VmapWrapper | wrappers.VmapAutoResetWrapper
     if isinstance(env, batched):
         raise InputError(
-            f"{type(env).__name__} resets or batches by itself: give the environment inside it, env.unwrapped."
+            f"{type(env).__name__} resets or batches, which Lehr does itself: give the wrapped environment, "
+            "env.unwrapped."
         )
     name = name or type(env).__name__
     limit = getattr(env, "time_limit", None)
@@ -140,14 +141,14 @@ def _specs() -> ModuleType:
 
 @functools.cache
 def _instance(name: str, parameters: tuple[tuple[str, Any], ...]) -> Any:
-    """One instance for each name and parameters, so that equal environments share their compiled programs."""
+    """Create one instance per name and parameters, so that equal environments share compiled programs."""
     with by_their_rules():
         return _jumanji().make(name, **dict(parameters))
 
 
 @functools.cache
 def _without_limit(env: Any) -> Any:
-    """A copy that ends only where the task does, or the environment itself if it has no time limit."""
+    """Return a copy without the time limit, or the environment itself if it has none."""
     if getattr(env, "time_limit", None) is None:
         return env
     unlimited = copy.copy(env)
@@ -159,8 +160,8 @@ def _require_levels(name: str) -> None:
     hub = require("huggingface_hub", extra="jumanji")
     if not isinstance(hub.try_to_load_from_cache(*LEVELS_OF_SOKOBAN), str):
         raise InputError(
-            f"jumanji:{name} needs a set of levels, which is not here yet: with a network, run "
-            f"python -c \"import jumanji; jumanji.make('{name}')\" once to download it, or give a generator."
+            f"jumanji:{name} needs levels that have not been downloaded: run "
+            f"python -c \"import jumanji; jumanji.make('{name}')\" once with internet access, or give a generator."
         )
 
 
@@ -175,13 +176,13 @@ def _action_space(name: str, spec: Any) -> Discrete | MultiDiscrete | Box:
         if len(spec.shape) == 1 and not low.any():
             return MultiDiscrete(tuple(high + 1))
     raise InputError(
-        f"The actions of jumanji:{name} are {spec}, but a policy needs one integer, a vector of integers from 0, or "
-        "numbers within bounds: wrap the environment so that it takes these."
+        f"The actions of jumanji:{name} are {spec}, but must be one integer, a vector of integers from 0, or bounded "
+        "numbers: wrap the environment so that it takes one of these."
     )
 
 
 def _observation_space(spec: Any, name: str = "") -> Space:
-    """The space of what `_observation` makes of an observation of Jumanji's."""
+    """Build the space of the observations that `_observation` returns."""
     specs = _specs()
     if not isinstance(spec, specs.Array):
         return Dict({key: _observation_space(part, key) for key, part in spec._specs.items()})
@@ -192,14 +193,14 @@ def _observation_space(spec: Any, name: str = "") -> Space:
     if isinstance(spec, specs.DiscreteArray):
         return Box(0, 1, (int(spec.num_values),), np.int8)
     if isinstance(spec, specs.BoundedArray):
-        # Bytes are pixels to a network, and here they are not.
+        # uint8 would be treated as pixels by the network.
         dtype = np.int32 if np.issubdtype(spec.dtype, np.integer) else spec.dtype
         return Box(np.asarray(spec.minimum), np.asarray(spec.maximum), spec.shape, dtype)
     return Box(-np.inf, np.inf, spec.shape)
 
 
 def _observation(space: Space, obs: Any) -> PyTree:
-    """The same observation as dicts of arrays with the dtypes of the space."""
+    """Convert an observation to dicts of arrays with the dtypes of the space."""
     if isinstance(space, Dict):
         return {key: _observation(part, getattr(obs, key)) for key, part in space.spaces.items()}
     obs = jnp.asarray(obs)

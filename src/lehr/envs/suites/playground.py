@@ -1,12 +1,12 @@
 """MuJoCo Playground: `make("playground:CartpoleBalance")`.
 
-A parameter is an entry of the task's own configuration, with dots into its parts: `make("playground:CartpoleBalance",
-ctrl_dt=0.02, **{"vision_config.nworld": 64})`. Two of them are Lehr's to apply: `episode_length`, in steps of the task,
-becomes a `TimeLimit`, and `action_repeat` an `ActionRepeat`. `impl` is "jax" unless given: it runs on every device,
-where Playground's own default, "warp", needs an NVIDIA GPU.
+Parameters are entries of the task's configuration, with dots for nested entries: `make("playground:CartpoleBalance",
+ctrl_dt=0.02, **{"vision_config.nworld": 64})`. Lehr applies two of them itself: `episode_length`, in steps of the task,
+becomes a `TimeLimit`, and `action_repeat` an `ActionRepeat`. `impl` defaults to "jax", which runs on every device;
+Playground's own default, "warp", needs an NVIDIA GPU.
 
 The DeepMind Control suite comes with the package. The locomotion and manipulation tasks need the robot models of MuJoCo
-Menagerie, which Playground downloads on their first use; Lehr asks for that download instead of starting it.
+Menagerie, which Playground downloads on first use; Lehr never starts that download, but tells the user how to.
 """
 
 import functools
@@ -30,11 +30,11 @@ from lehr.types import Key, PyTree, Timestep
 
 @dataclass(frozen=True)
 class Playground(Environment):
-    """A task of Playground's: equal to another if it holds the same instance, and `make` keeps one for each task.
+    """A Playground task. Two are equal if they hold the same instance; `make` caches instances.
 
     The observation is Playground's, a vector or a `Dict` with entries such as `state` and `privileged_state`. The
-    action is in [-1, 1]. `done` is a termination. Where it comes from a simulation that diverged, what is not finite in
-    the last observation and reward is 0. The metrics of the task are in `info`. The state is Playground's `State`.
+    action is in [-1, 1]. `done` is a termination. If the simulation diverged, non-finite values in the last observation
+    and reward become 0. The metrics of the task are in `info`. The state is Playground's `State`.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -45,14 +45,14 @@ class Playground(Environment):
     action_space: Box = field(compare=False, repr=False)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
+        """Start an episode."""
         with by_their_rules():
             state = settled(self.env.reset(key))
         return state, _plain(state.obs)
 
     def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
-        """Act once; the key is not used, for Playground carries its own in the state."""
-        state = jax.tree.map(lambda x: x, state)  # a task writes into the dicts of the state that it is given
+        """Take one step; the key is not used, since Playground keeps its own in the state."""
+        state = jax.tree.map(lambda x: x, state)  # tasks modify the dicts of the state they are given
         with by_their_rules():
             state = settled(self.env.step(state, action))
         done = state.done > 0.5
@@ -64,12 +64,12 @@ class Playground(Environment):
 
 
 def names() -> list[str]:
-    """The names of all suites, those that need a download included."""
+    """Return the names of all tasks, including those that need a download."""
     return sorted(_playground().registry.ALL_ENVS)
 
 
 def make(name: str, **parameters: Any) -> Environment:
-    """A task by its name, with its standard action repeat and time limit applied.
+    """Create a task by name, with its standard action repeat and time limit.
 
     >>> make("CartpoleBalance", episode_length=250)  # doctest: +SKIP
     TimeLimit(env=Playground(name='CartpoleBalance'), max_steps=250)
@@ -79,8 +79,8 @@ def make(name: str, **parameters: Any) -> Environment:
     playground = _playground()
     if name not in playground.dm_control_suite.ALL_ENVS and not _menagerie_path().exists():
         raise InputError(
-            f"playground:{name} needs the robot models of MuJoCo Menagerie, which are not here yet: with a network, "
-            f"run python -c \"from mujoco_playground import registry; registry.load('{name}')\" once to download them."
+            f"playground:{name} needs the robot models of MuJoCo Menagerie, which have not been downloaded: run "
+            f"python -c \"from mujoco_playground import registry; registry.load('{name}')\" once with internet access."
         )
     config = playground.registry.get_default_config(name)
     known = dict(_entries(config))
@@ -99,11 +99,12 @@ def make(name: str, **parameters: Any) -> Environment:
 def adapt(
     env: Any, episode_length: int | None = None, action_repeat: int | None = None, name: str | None = None
 ) -> Environment:
-    """An instance of a Playground environment, an `MjxEnv`; what is not given is as in the instance's configuration."""
+    """Adapt a Playground environment, an `MjxEnv`; the defaults are those of its configuration."""
     wrapper = _playground().wrapper
     if isinstance(env, wrapper.BraxAutoResetWrapper | wrapper.BraxDomainRandomizationVmapWrapper):
         raise InputError(
-            f"{type(env).__name__} resets or batches by itself: give the environment inside it, env.unwrapped."
+            f"{type(env).__name__} resets or batches, which Lehr does itself: give the wrapped environment, "
+            "env.unwrapped."
         )
     config = getattr(env, "_config", {})
     episode_length = config.get("episode_length") if episode_length is None else episode_length
@@ -112,7 +113,7 @@ def adapt(
     made: Environment = Playground(env, name or type(env).__name__, space, Box(-1, 1, (env.action_size,)))
     if action_repeat != 1:
         made = ActionRepeat(made, action_repeat)
-    # The length counts steps of the task: the last action of an episode may be repeated past it, as in Playground.
+    # The length is in steps of the task; as in Playground, the last action may be repeated beyond it.
     return made if episode_length is None else TimeLimit(made, -(-episode_length // made.env_steps_per_step))
 
 
@@ -126,24 +127,24 @@ def _menagerie_path() -> Any:
 
 @functools.cache
 def _load(name: str, overrides: tuple[tuple[str, Any], ...]) -> Any:
-    """One instance for each name and configuration, so that equal environments share their compiled programs."""
+    """Create one instance per name and configuration, so that equal environments share compiled programs."""
     try:
         with by_their_rules():
             return _playground().registry.load(name, config_overrides=dict(overrides))
     except (TypeError, ValueError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in overrides)
-        raise InputError(f"playground:{name} cannot be made with {given}: {error}") from error
+        raise InputError(f"playground:{name} cannot be created with {given}: {error}") from error
     except AttributeError as error:
         version = require("mujoco", extra="playground").__version__
         raise InputError(
-            f"playground:{name} does not work with the mujoco {version} that is installed ({error}): choose another "
-            "task, or other versions of mujoco, mujoco-mjx and playground."
+            f"playground:{name} does not work with the installed mujoco {version} ({error}): choose another task, or "
+            "install other versions of mujoco, mujoco-mjx and playground."
         ) from error
 
 
 @functools.cache
 def _observation_space(env: Any) -> Space:
-    """The space of what a reset gives, found without computing one."""
+    """Return the space of the observations, found by tracing a reset."""
 
     def space(obs: Any) -> Space:
         if isinstance(obs, Mapping):
@@ -158,12 +159,12 @@ def _observation_space(env: Any) -> Space:
 
 
 def _plain(obs: PyTree) -> PyTree:
-    """The same observation with plain dicts, whichever mappings a task uses."""
+    """Convert the mappings of an observation to plain dicts."""
     return {key: _plain(part) for key, part in obs.items()} if isinstance(obs, Mapping) else obs
 
 
 def _entries(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of a nested configuration, with dots in their names."""
+    """Yield the entries of a nested configuration, with dots in their names."""
     for key, value in config.items():
         if isinstance(value, Mapping) or hasattr(value, "items"):
             yield from _entries(value, f"{prefix}{key}.")

@@ -1,6 +1,6 @@
-"""Where the metrics of a run go: `metrics.jsonl`, TensorBoard, Weights & Biases, and the line on the terminal.
+"""Loggers of a run's metrics: `metrics.jsonl`, TensorBoard, Weights & Biases, and the progress line.
 
-A backend is one final class with `log`, `flush` and `close`; a row is one update's metrics by name.
+A backend is a final class with `log`, `flush` and `close`; a row is the metrics of one update by name.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ __all__ = ["JsonLines", "Logger", "Loggers", "Progress", "TensorBoard", "Weights
 
 
 class Logger(Protocol):
-    """What a backend does."""
+    """The interface of a backend."""
 
     def log(self, row: Mapping[str, float | str]) -> None:
-        """Take one row; it may stay in memory until the next `flush`."""
+        """Log one row; it may be buffered until the next `flush`."""
 
     def flush(self) -> None:
-        """Hand over all rows so far, so that a killed process does not lose them."""
+        """Write out all rows so far, so that a killed process does not lose them."""
 
     def close(self) -> None:
-        """Flush, and take no more rows."""
+        """Flush and close; no more rows can be logged."""
 
 
 def make_logger(given: Any, directory: Path, config: Mapping[str, Any]) -> Logger:
@@ -54,13 +54,13 @@ def _logs(thing: Any) -> bool:
 
 
 class Loggers:
-    """All backends of a run as one. As a context manager it closes them at the end, in the order given."""
+    """All backends of a run. As a context manager it closes them at the end, in the order given."""
 
     def __init__(self, *backends: Logger) -> None:
         self._backends = backends
 
     def log(self, row: Mapping[str, float | str]) -> None:
-        """Give one row to every backend."""
+        """Log one row to every backend."""
         for backend in self._backends:
             backend.log(row)
 
@@ -70,7 +70,7 @@ class Loggers:
             backend.flush()
 
     def close(self) -> None:
-        """Close every backend, also when one of them fails."""
+        """Close every backend, even if one of them fails."""
         with contextlib.ExitStack() as stack:
             for backend in reversed(self._backends):
                 stack.callback(backend.close)

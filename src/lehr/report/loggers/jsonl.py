@@ -1,7 +1,7 @@
-"""`metrics.jsonl`: one row a line, each a JSON object.
+"""`metrics.jsonl`: one row per line, each a JSON object.
 
-A float is written with all its digits, so that it reads back as the same float32 or float64. JSON has no NaN and no
-infinity; they are the texts "NaN", "Infinity" and "-Infinity", as in the JSON of protocol buffers.
+Floats are written with full precision, so that they read back as the same float32 or float64. JSON has no NaN or
+infinity; they are the strings "NaN", "Infinity" and "-Infinity", as in the JSON format of protocol buffers.
 """
 
 import json
@@ -20,7 +20,7 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonLines:
-    """Appends rows to a file. They are buffered until `flush`."""
+    """Append rows to a file. They are buffered until `flush`."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8", newline="\n")
@@ -30,7 +30,7 @@ class JsonLines:
         self._file.write(json.dumps({name: _to_json(value) for name, value in row.items()}, allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Hand all rows to the operating system."""
+        """Write all rows to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -39,9 +39,9 @@ class JsonLines:
 
 
 def truncate_after(path: Path, update: int) -> None:
-    """Cut the file after the last row whose `update` is at most this one, with a torn last line, before a resume.
+    """Remove all rows after this `update`, and an incomplete last line, before a run is resumed.
 
-    Rows are in the order of their updates, so the file is read from its end, no further than what is cut.
+    Rows are sorted by update, so only the part that is removed is read, from the end of the file.
     """
     if not path.exists() or path.stat().st_size == 0:
         return
@@ -58,10 +58,10 @@ def truncate_after(path: Path, update: int) -> None:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a file by name, as long as there are rows; a torn last line does not count.
+    """Read a file into columns by name, each with one entry per row; an incomplete last line is ignored.
 
-    A column is int64 when every row has it as an integer (exact to 2^53), and float64 otherwise, NaN where a row lacks
-    it. A column with any text is of dtype object, "" where a row lacks it.
+    A column is int64 if every row has an integer for it (exact to 2^53), otherwise float64, with NaN for missing
+    values. A column that contains strings has dtype object, with "" for missing values.
     """
     numbers: dict[str, array[float]] = {}
     texts: dict[str, dict[int, str]] = {}
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    """The row of a complete line; None for anything else."""
+    """Parse a complete line; return `None` if it is incomplete or not a JSON object."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

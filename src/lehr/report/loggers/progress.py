@@ -1,4 +1,4 @@
-"""The line that tells how training goes: live on a terminal, now and then in a file."""
+"""The progress line: updated live on a terminal, printed periodically to a file."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 MAIN_COEFFICIENTS = ("learning_rate", "entropy_coef", "clip_range")
-"""Shown first, when the run has them."""
+"""Shown first, if the run has them."""
 
 _MOST_COEFFICIENTS = 3
 _LIVE_SECONDS = 0.1
@@ -19,16 +19,16 @@ _PLAIN_SECONDS = 10.0
 _GAP = "  "
 _BAR_WIDTHS = (10, 40)
 _WIDE = 60
-"""Columns from which on there is always a bar; below, there is one only where the words leave room."""
+"""From this width on there is always a bar; on narrower terminals only if the text leaves room for one."""
 
 
 class Progress:
-    """Percent, env steps, steps per second, time left, return and main coefficients, as much as the width allows.
+    """Show percent, env steps, steps per second, time left, return and main coefficients, as far as they fit.
 
     Args:
         total_steps: the budget in env steps.
-        enabled: False prints nothing at all, messages included.
-        console: where to print, standard error by default. Where that is no terminal, there is a plain line at most
+        enabled: if false, print nothing, not even messages.
+        console: where to print, standard error by default. If it is not a terminal, a plain line is printed at most
             every 10 seconds, and one at the end.
     """
 
@@ -56,11 +56,11 @@ class Progress:
             self._show()
 
     def update(self, env_steps: int, metrics: Mapping[str, float], rate: float) -> None:
-        """Tell where the run is.
+        """Update the progress line.
 
         Args:
-            env_steps: taken so far.
-            metrics: of the last update; its `episode/return` and some of its `coef/<name>` are shown.
+            env_steps: env steps taken so far.
+            metrics: metrics of the last update; `episode/return` and some `coef/<name>` are shown.
             rate: env steps per second.
         """
         self._share = min(env_steps / self._total, 1.0) if self._total > 0 else 1.0
@@ -91,7 +91,7 @@ class Progress:
         self._shown = self._parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """One line: the percentage, a bar if there is room for one, and as many of the other parts as fit."""
+        """Render one line: the percentage, a bar if there is room, and as many of the other parts as fit."""
         if not self._parts:
             return
         percent, *others = self._parts
@@ -112,7 +112,7 @@ class Progress:
 
 
 def short_number(number: float) -> str:
-    """Three digits, with k, M or B.
+    """Format to three digits, with k, M or B.
 
     >>> [short_number(n) for n in (0, 42, 1_500, 999_600, 12_345_678, 3e11)]
     ['0', '42', '1.50k', '1.00M', '12.3M', '300B']
@@ -125,7 +125,7 @@ def short_number(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Format as hours, minutes and seconds.
 
     >>> duration(75), duration(3600 * 30 + 5), duration(float("inf"))
     ('1:15', '30:00:05', '-:--')

@@ -1,6 +1,6 @@
 """TensorBoard's event files, written without TensorBoard.
 
-A file is a sequence of records (TFRecord), each an `Event` message of protocol buffers; of its fields a scalar needs
+A file is a sequence of records (TFRecord), each a protocol-buffer message `Event`. Scalars need these fields:
 
     Event    1: double wall_time   2: int64 step   3: string file_version   5: Summary   7: SessionLog
     Summary  1: repeated Value     Value  1: string tag   2: float simple_value     SessionLog  1: enum status
@@ -15,16 +15,15 @@ from pathlib import Path
 import numpy as np
 
 _BLOCK = 1024
-_SESSION_START = b"\x3a\x02\x08\x01"  # field 7 of an Event, of 2 bytes: field 1, the status START
+_SESSION_START = b"\x3a\x02\x08\x01"  # field 7 of an Event, 2 bytes long: field 1, status START
 
 
 class TensorBoard:
-    """Writes each number of a row as a scalar at the row's `env_steps`; texts are left out.
+    """Write each number of a row as a scalar at the row's `env_steps`; strings are skipped.
 
     Args:
-        directory: where the event file goes; each instance writes a file of its own.
-        after: for a resumed run, the env steps of the last row to keep: TensorBoard shows none of the rows beyond
-            it that earlier files hold.
+        directory: where to put the event file; each instance writes its own file.
+        after: for a resumed run, the env steps of the last row to keep; TensorBoard hides later rows in earlier files.
     """
 
     def __init__(self, directory: Path, after: int | None = None) -> None:
@@ -35,7 +34,7 @@ class TensorBoard:
             self._write(after + 1, _SESSION_START)
 
     def log(self, row: Mapping[str, float | str]) -> None:
-        """Append one event with all the numbers of a row."""
+        """Append one event with all numbers of a row."""
         scalars = {name: value for name, value in row.items() if name != "env_steps" and not isinstance(value, str)}
         with np.errstate(over="ignore"):
             values = np.array(list(scalars.values()), np.float64).astype("<f4")
@@ -43,7 +42,7 @@ class TensorBoard:
         self._write(int(row["env_steps"]), _field(5, b"".join(summary)))
 
     def flush(self) -> None:
-        """Hand all events to the operating system."""
+        """Write all events to the operating system."""
         self._file.flush()
 
     def close(self) -> None:
@@ -60,7 +59,7 @@ class TensorBoard:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that more follow."""
+    """Encode with seven bits per byte, lowest first; the high bit marks that more bytes follow."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -69,13 +68,13 @@ def _varint(number: int) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of text or of a message."""
+    """Encode a string or message field."""
     return bytes([number << 3 | 2]) + _varint(len(content)) + content
 
 
 @functools.lru_cache(4096)
 def _value_field(tag: str) -> bytes:
-    """A field 1 of a Summary, up to the four bytes of the value, which are the last of it."""
+    """Encode field 1 of a Summary up to its last four bytes, which are the value."""
     return _field(1, _field(1, tag.encode()) + b"\x15" + bytes(4))[:-4]
 
 
@@ -83,16 +82,16 @@ def _value_field(tag: str) -> bytes:
 
 
 def _masked_checksum(data: bytes) -> bytes:
-    """The checksum as TFRecord stores it, rotated by 15 bits and shifted by a constant."""
+    """Return the checksum as TFRecord stores it: rotated by 15 bits, plus a constant."""
     checksum = crc32c(data)
     return struct.pack("<I", ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli).
+    """Compute CRC-32C (Castagnoli).
 
-    The remainder is linear: that of a block is the exclusive or of what each of its bytes gives in its place, looked up
-    for all bytes at once. The remainder so far is added to the first four bytes.
+    The remainder is linear: that of a block is the XOR of the remainders of its bytes at their positions, which are
+    looked up for all bytes at once. The remainder of the previous blocks is XORed into the first four bytes.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -109,7 +108,7 @@ def crc32c(data: bytes) -> int:
 
 @functools.cache
 def _remainders() -> np.ndarray:
-    """uint32 `[_BLOCK, 256]`: the remainder that each byte gives with that many bytes after it."""
+    """Return the remainder of each byte followed by 0 to `_BLOCK` − 1 zero bytes, uint32 `[_BLOCK, 256]`."""
     alone = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         alone = np.where(alone & 1, alone >> 1 ^ np.uint32(0x82F63B78), alone >> 1)

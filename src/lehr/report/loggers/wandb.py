@@ -1,4 +1,4 @@
-"""Weights & Biases, for those who have it installed."""
+"""Logging to Weights & Biases, an optional dependency."""
 
 import importlib
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from lehr.errors import InputError
 
 
 class WeightsAndBiases:
-    """Sends the rows to Weights & Biases, with env steps on the axis; offline they are kept to be synced later.
+    """Log rows to Weights & Biases, with env steps on the x axis; offline runs can be synced later.
 
     Args:
-        directory: of the run. Its name is the run's id there too, so that a resumed run goes on in the same one.
-        config: what to show as the run's configuration.
-        project: the project there.
-        mode: "offline" keeps everything on this machine; None does what the environment variable WANDB_MODE says.
+        directory: the run's directory. Its name is also the run ID, so that a resumed run continues the same one.
+        config: the run's configuration.
+        project: the W&B project.
+        mode: "offline" keeps everything on this machine; None follows the environment variable WANDB_MODE.
     """
 
     def __init__(
@@ -28,12 +28,14 @@ class WeightsAndBiases:
         try:
             wandb = importlib.import_module("wandb")
         except ImportError:
-            raise InputError("Logging to Weights & Biases needs wandb, which is missing; pip install wandb.") from None
+            raise InputError(
+                "Logging to Weights & Biases needs wandb, which is not installed; run pip install wandb."
+            ) from None
         name = directory.resolve().name
         options = {"id": name, "name": name, "project": project, "dir": directory, "config": dict(config)}
         try:
             self._run = wandb.init(**options, mode=mode, resume="allow")
-        except wandb.Error:  # no account, no network: nobody should lose a run for that
+        except wandb.Error:  # no account or no network: log offline instead of failing the run
             self._run = wandb.init(**options, mode="offline")
         self._run.define_metric("*", step_metric="env_steps")
 
@@ -42,8 +44,8 @@ class WeightsAndBiases:
         self._run.log(dict(row))
 
     def flush(self) -> None:
-        """Nothing to do: a process of its own takes the rows at once."""
+        """Do nothing: a separate process takes the rows immediately."""
 
     def close(self) -> None:
-        """Wait until everything is sent or on disk."""
+        """Wait until everything is sent or saved."""
         self._run.finish()
