@@ -184,16 +184,16 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
     ("words", "message"),
     [
         (["0.03 -> 0.1 cosin"], "did you mean 'cosine'?"),
-        (["1 until 500k, 1 -> 0"], "give the budget: total_steps, or --total on the command line."),
-        (["1 -> 0 over 1M", "1 -> 0 over 10%"], "stand side by side in '1 -> 0 over 1M', '1 -> 0 over 10%'"),
-        (["auto(target_entropy=0.5)"], "reacts to metrics and not to the step, so there is no curve to draw."),
+        (["1 until 500k, 1 -> 0"], "give the budget as total_steps, or --total on the command line."),
+        (["1 -> 0 over 1M", "1 -> 0 over 10%"], "are used in '1 -> 0 over 1M', '1 -> 0 over 10%'"),
+        (["auto(target_entropy=0.5)"], "depends on metrics and not on the step, so it cannot be plotted; give a schedule."),
         (["1 -> 0", "--total", "5%"], "--total is '5%'; give a number of env steps, for example 500k, 1M or 1e6."),
         (["1 -> 0", "--total", "0"], "total_steps is 0; the budget must be finite and above 0."),
         (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule is in shares of the budget only"),
         (["1 -> 0 over 5k", "--at", "5%"], "--at is '5%', but the schedule is in env steps only"),
         (["1 -> 0", "--at", "later"], "--at is 'later'; give env steps or a share of the budget"),
-        (["1 -> 0", "--plot", "a.jpg"], "'a.jpg'; the name must end in .png or .svg."),
-        (["1 -> 0", "--width", "0"], "A chart of 0 by 17 characters cannot be drawn"),
+        (["1 -> 0", "--plot", "a.jpg"], "'a.jpg'; the file name must end in .png or .svg."),
+        (["1 -> 0", "--width", "0"], "The chart size is 0 by 17 characters; it must be"),
         (["1 -> 0", "--width", "wide"], "argument --width: invalid int value: 'wide'; see 'lehr schedule --help'."),
         (["1 -> 0", "--plto", "a.png"], "There is no option '--plto'; did you mean '--plot'?"),
         (["1 -> 0", "--totl=1M"], "There is no option '--totl'; did you mean '--total'?"),
@@ -226,7 +226,7 @@ def test_list_suites_names_some_environments_of_those_that_are_installed(capsys)
     rows = {row[0]: row for row in table(run(capsys, "list", "suites"), "prefix")}
     assert list(rows) == [f"{prefix}:" for prefix in ADAPTERS]
     assert "in total)" in rows["gym:"][-1]
-    assert rows["jaxdem:"][-1].startswith("not installed: pip install")
+    assert rows["jaxdem:"][-1].startswith("not installed: run pip install")
 
 
 def test_list_mistakes(capsys):
