@@ -527,7 +527,7 @@ def test_a_read_only_run_cannot_be_resumed_but_read(train, tmp_path, monkeypatch
 
 # The page ----------------------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parent.parent / "docs" / "runs.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
 
 
 def table_of(title):
