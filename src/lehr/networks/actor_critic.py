@@ -21,7 +21,7 @@ from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
 from lehr.networks.heads import CategoricalHead, NormalHead, linear
 from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry
-from lehr.networks.observations import View, make_view
+from lehr.networks.observations import View, make_view, some_at_a_time
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
 from lehr.networks.trunks import Carry, Separate, Shared, Torso, Twin
 from lehr.spaces import Box, Discrete, MultiDiscrete, Space
@@ -107,44 +107,51 @@ class ActorCritic(nnx.Module):
 
     def act(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
         """The policy alone."""
-        if outputs := self._fused(obs, "policy"):
+        if outputs := self._by_kernel(obs, "policy"):
             return carry, self.policy_head.distribution(outputs[0])
         carry, features = self.trunk.actor(reset_carry(carry, reset), obs)
         return carry, self.policy_head(features)
 
     def value(self, carry: Carry, obs: PyTree) -> jax.Array:
         """The value alone."""
-        if outputs := self._fused(obs, "value"):
+        if outputs := self._by_kernel(obs, "value"):
             return outputs[0][..., 0]
-        return self.value_head(self.trunk.critic(carry, obs))[..., 0]
+
+        def evaluate(obs: PyTree) -> jax.Array:
+            return self.value_head(self.trunk.critic(carry, obs))[..., 0]
+
+        if self.trunk.critic_is_recurrent:
+            return evaluate(obs)
+        return some_at_a_time(evaluate, self.observation_space, obs)
 
     def step(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Policy and value."""
-        if outputs := self._fused(obs, "policy", "value"):
+        if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
         carry, actor, critic = self.trunk.step(reset_carry(carry, reset), obs)
-        return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+        return carry, self.policy(actor), self.head_value(critic)
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Policy and value over `T` steps."""
-        if outputs := self._fused(obs, "policy", "value"):
+        if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
-        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+        carry, actor, critic = self.features(carry, obs, reset)
+        return carry, self.policy(actor), self.head_value(critic)
 
-    def unroll_detached(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
-        """The same, but the value's gradient ends at the features that its head sees."""
+    def features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
+        """What the two heads see over `T` steps, never by a kernel."""
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, self.policy_head(actor), self.value_head(jax.lax.stop_gradient(critic))[..., 0]
+        return carry, actor.astype(jnp.float32), critic.astype(jnp.float32)
 
-    def unroll_with_features(
-        self, carry: Carry, obs: PyTree, reset: jax.Array
-    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
-        """Policy, value and the actor's features over `T` steps, never by one kernel, which keeps the features."""
-        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, self.policy_head(actor), self.value_head(critic)[..., 0], actor.astype(jnp.float32)
+    def policy(self, features: jax.Array) -> Distribution:
+        """The policy of an actor's features."""
+        return self.policy_head(features)
 
-    def _fused(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
+    def head_value(self, features: jax.Array) -> jax.Array:
+        """The value of a critic's features."""
+        return self.value_head(features)[..., 0]
+
+    def _by_kernel(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
         """The outputs of the policy's layer, the value's, or both, by one kernel; `None` where plain JAX is to do it.
 
         With a `Twin` nothing is remembered, so that the carry stays as it is.
@@ -152,7 +159,7 @@ class ActorCritic(nnx.Module):
         if not isinstance(self.trunk, Twin):
             return None
         heads = {"policy": (0, self.policy_head.layer), "value": (1, self.value_head)}
-        return self.trunk.fused(obs, dict(heads[name] for name in names))
+        return self.trunk.outputs(obs, dict(heads[name] for name in names))
 
 
 class ActorCriticNetwork(Network[ActorCritic]):
@@ -184,9 +191,9 @@ class ActorCriticNetwork(Network[ActorCritic]):
         return self.module.observation_space
 
     @property
-    def actor_features(self) -> int:
-        """The number of features that the policy is made of."""
-        return self.module.trunk.out_features[0]
+    def feature_sizes(self) -> tuple[int, int]:
+        """How many features the policy and the value are made of."""
+        return self.module.trunk.out_features
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
         """Zeros, `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered."""
@@ -197,7 +204,10 @@ class ActorCriticNetwork(Network[ActorCritic]):
         return self.bind(params).act(carry, obs, reset)
 
     def value(self, params: Params, carry: Carry, obs: PyTree) -> jax.Array:
-        """The value `[N]` of observations that follow the carry in their episode. The actor is not evaluated."""
+        """The value `[N]` of observations that follow the carry in their episode. The actor is not evaluated.
+
+        A critic without memory takes a whole rollout, `[T, N, ...]` to `[T, N]`, and looks at some steps at a time.
+        """
         return self.bind(params).value(carry, obs)
 
     def step(
@@ -212,42 +222,64 @@ class ActorCriticNetwork(Network[ActorCritic]):
         """The last carry, the policy `[T, N]` and the value `[T, N]`, from the carry before the first step."""
         return self.bind(params).unroll(carry, obs, reset)
 
-    def unroll_with_features(
+    def features(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
-    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
-        """What `unroll` gives, and the features that the policy is made of, float32 `[T, N, actor_features]`."""
-        return self.bind(params).unroll_with_features(carry, obs, reset)
+    ) -> tuple[Carry, jax.Array, jax.Array]:
+        """The last carry, and what the heads of actor and critic see, float32 `[T, N, F]` for each of `feature_sizes`.
 
-    def detached(self) -> "ActorCriticNetwork":
-        """The same network, in whose `unroll` the value's gradient does not go beyond the value head."""
-        return _Detached(self.graphdef, self.module)
+        Always in plain JAX, which can be differentiated forward and more than once. `unroll` gives
+        `policy(params, actor_features)` and `head_value(params, critic_features)`, up to rounding.
+        """
+        return self.bind(params).features(carry, obs, reset)
 
-    def is_fused(self, obs: PyTree) -> bool:
-        """Whether one kernel evaluates these observations, so that no activations are written to memory."""
-        trunk = self.module.trunk
-        return isinstance(trunk, Twin) and trunk.is_fused(obs, self.module.value_head.out_features)
+    def policy(self, params: Params, actor_features: jax.Array) -> Distribution:
+        """The policy `[...]` of the actor's features `[..., F]`."""
+        return self.bind(params).policy(actor_features)
 
-    def part(self, params: Params) -> tuple[Params, Params]:
+    def head_value(self, params: Params, critic_features: jax.Array) -> jax.Array:
+        """The value `[...]` of the critic's features `[..., F]`."""
+        return self.bind(params).head_value(critic_features)
+
+    def split(self, params: Params) -> tuple[Params, Params]:
         """The parameters that the policy depends on and those that the value does; refused where they share a torso."""
-        actor, critic = self.module.trunk.part(params.get("trunk", {}))
+        actor, critic = self.module.trunk.split(params.get("trunk", {}))
         return (
             {"trunk": actor, "policy_head": params["policy_head"]},
             {"trunk": critic, "value_head": params["value_head"]},
         )
 
-    def join(self, actor: Params, critic: Params) -> Params:
-        """The parameters that were parted."""
-        trunk = self.module.trunk.join(actor["trunk"], critic["trunk"])
+    def merge(self, actor: Params, critic: Params) -> Params:
+        """The parameters that were split."""
+        trunk = self.module.trunk.merge(actor["trunk"], critic["trunk"])
         heads = {"policy_head": actor["policy_head"], "value_head": critic["value_head"]}
         return {**heads, "trunk": trunk} if trunk else heads
 
+    part, join = split, merge  # removed with the algorithms' next change
+    actor_features = property(lambda self: self.feature_sizes[0])  # removed with the algorithms' next change
 
-class _Detached(ActorCriticNetwork):
+    def is_fused(self, obs: PyTree) -> bool:  # removed with the algorithms' next change
+        """Whether `value` takes a whole rollout."""
+        return True
+
+    def detached(self) -> "ActorCriticNetwork":  # removed with the algorithms' next change
+        """The same network, in whose `unroll` the value's gradient does not go beyond the value head."""
+        return _Detached(self.graphdef, self.module)
+
+    def unroll_with_features(
+        self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:  # removed with the algorithms' next change
+        """What `unroll` gives, and the actor's features."""
+        carry, actor, critic = self.features(params, carry, obs, reset)
+        return carry, self.policy(params, actor), self.head_value(params, critic), actor
+
+
+class _Detached(ActorCriticNetwork):  # removed with the algorithms' next change
     def unroll(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
     ) -> tuple[Carry, Distribution, jax.Array]:
         """The last carry, the policy `[T, N]` and the value `[T, N]`, whose gradient ends at the critic's features."""
-        return self.bind(params).unroll_detached(carry, obs, reset)
+        carry, actor, critic = self.features(params, carry, obs, reset)
+        return carry, self.policy(params, actor), self.head_value(params, jax.lax.stop_gradient(critic))
 
 
 def actor_critic(
