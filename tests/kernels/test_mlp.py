@@ -187,6 +187,7 @@ def test_an_actor_critic_gives_the_same(monkeypatch, calls, action_space, change
         ({"hidden_sizes": (16,)}, 1),
         ({"hidden_sizes": (256, 256)}, 1),
         ({"shared": True}, 1),
+        ({"activation": jnp.sin}, 1),
         ({}, 6),
     ],
 )

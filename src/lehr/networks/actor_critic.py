@@ -8,22 +8,24 @@
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lehr import plugins
 from lehr.errors import InputError, closest
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
+from lehr.networks.custom import CustomTorso
 from lehr.networks.heads import CategoricalHead, NormalHead, linear
 from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry
 from lehr.networks.observations import View, make_view, some_at_a_time
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
-from lehr.networks.trunks import Carry, Separate, Shared, Torso, Twin
+from lehr.networks.trunks import AnyTorso, Carry, Separate, Shared, Torso, Twin
 from lehr.spaces import Box, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree
 
@@ -36,7 +38,8 @@ class NetworkConfig:
     """The architecture of an actor and a critic."""
 
     torso: str = "auto"
-    """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere."""
+    """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere. Your own is given by name,
+    module:Name, or in Python as a class or function; see lehr.networks.custom."""
     critic_torso: str | None = None
     """The critic's torso where it is another: mlp beside a recurrent actor gives a critic without memory."""
     shared: bool = False
@@ -49,7 +52,8 @@ class NetworkConfig:
     recurrent_size: int = 128
     """Size of the memory of lstm, gru and mingru."""
     activation: str = "auto"
-    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere."""
+    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere. In Python also any function of
+    an array."""
     layer_norm: bool = False
     """Whether each dense layer is normalised before its activation."""
     actor_obs: tuple[str, ...] | None = None
@@ -78,7 +82,10 @@ class NetworkConfig:
         }
         for name, known in choices.items():
             given = getattr(self, name)
-            if given not in known:
+            if name in _OWN and callable(given):
+                if not isinstance(given, Hashable):
+                    raise InputError(f"{name} is {given!r}, which has no hash: give a function or a class instead.")
+            elif given not in known and not (name in _OWN_TORSOS and plugins.is_reference(given)):
                 raise InputError(f"{name} is {given!r}; {closest(str(given), filter(None, known))}")
         for name, sizes in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
             if min((self.recurrent_size, *(sizes or ()))) < 1:
@@ -93,6 +100,28 @@ class NetworkConfig:
                 "shared=True gives actor and critic one torso, but critic_torso, critic_hidden_sizes, actor_obs or "
                 "critic_obs makes them differ: remove these, or set shared=False."
             )
+        if all(map(_is_own, (self.torso, self.critic_torso or self.torso))):
+            unused = ("hidden_sizes", "critic_hidden_sizes", "activation", "layer_norm", "dtype")
+            for field in fields(self):
+                if field.name in unused and getattr(self, field.name) != field.default:
+                    raise InputError(
+                        f"{field.name} is {getattr(self, field.name)}, but the torso {_name(self.torso)} is not one of "
+                        f"Lehr's, and makes its layers by itself: remove {field.name}."
+                    )
+
+
+_OWN_TORSOS = "torso", "critic_torso"
+_OWN = *_OWN_TORSOS, "activation"
+"""The fields that take something of the user's own."""
+
+
+def _is_own(torso: Any) -> bool:
+    """Whether a torso is the user's own, given itself or as `module:Name`."""
+    return torso not in TORSOS
+
+
+def _name(given: Any) -> str:
+    return given if isinstance(given, str) else getattr(given, "__name__", repr(given))
 
 
 class ActorCritic(nnx.Module):
@@ -303,6 +332,8 @@ def _trunk(space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Shared | Sepa
         return Shared(actor)
     sizes = config.hidden_sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
     critic = _torso(space, config.critic_obs, config.critic_torso or config.torso, sizes, config, rngs)
+    if isinstance(actor, CustomTorso) or isinstance(critic, CustomTorso):
+        return Separate(actor, critic)
     feed_forward = not actor.is_recurrent and not critic.is_recurrent
     alike = feed_forward and actor.view == critic.view and sizes == config.hidden_sizes
     if alike and actor.view.image is None and sizes != ():
@@ -317,8 +348,11 @@ def _torso(
     hidden_sizes: tuple[int, ...] | None,
     config: NetworkConfig,
     rngs: nnx.Rngs,
-) -> Torso:
-    """An encoder for the selected part of an observation, and a memory if the kind has one."""
+) -> AnyTorso:
+    """An encoder for the selected part of an observation, and a memory if the kind has one; or the user's own."""
+    if _is_own(kind):
+        make = plugins.import_object(kind, "torso") if isinstance(kind, str) else kind
+        return CustomTorso(space, keys, make, rngs)
     view = make_view(space, keys, kind)
     memory_type = MEMORIES.get(kind)
     activation, dtype = config.activation, jnp.dtype(config.dtype)

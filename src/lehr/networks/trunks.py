@@ -21,6 +21,7 @@ from flax import nnx
 from lehr import kernels
 from lehr.errors import InputError
 from lehr.networks.build import Params, Stacked
+from lehr.networks.custom import CustomTorso
 from lehr.networks.memory import GRU, LSTM, MinGRU
 from lehr.networks.observations import View
 from lehr.networks.torsos import CNN, MLP
@@ -61,10 +62,14 @@ class Torso(nnx.Module):
         return (carry, x) if self.memory is None else self.memory.unroll(carry, x, reset)
 
 
+AnyTorso: TypeAlias = Torso | CustomTorso
+"""Both have the same methods."""
+
+
 class Shared(nnx.Module):
     """One torso for both; its memory is the actor's part of the carry."""
 
-    def __init__(self, torso: Torso) -> None:
+    def __init__(self, torso: AnyTorso) -> None:
         self.torso = torso
         self.out_features = torso.out_features, torso.out_features
         self.is_recurrent = self.critic_is_recurrent = torso.is_recurrent
@@ -104,7 +109,7 @@ class Shared(nnx.Module):
 class Separate(nnx.Module):
     """A torso each, of any kind."""
 
-    def __init__(self, actor: Torso, critic: Torso) -> None:
+    def __init__(self, actor: AnyTorso, critic: AnyTorso) -> None:
         self.actor_torso = actor
         self.critic_torso = critic
         self.out_features = actor.out_features, critic.out_features
