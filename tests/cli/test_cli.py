@@ -186,7 +186,10 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
         (["0.03 -> 0.1 cosin"], "did you mean 'cosine'?"),
         (["1 until 500k, 1 -> 0"], "give the budget as total_steps, or --total on the command line."),
         (["1 -> 0 over 1M", "1 -> 0 over 10%"], "are used in '1 -> 0 over 1M', '1 -> 0 over 10%'"),
-        (["auto(target_entropy=0.5)"], "depends on metrics and not on the step, so it cannot be plotted; give a schedule."),
+        (
+            ["auto(target_entropy=0.5)"],
+            "depends on metrics and not on the step, so it cannot be plotted; give a schedule.",
+        ),
         (["1 -> 0", "--total", "5%"], "--total is '5%'; give a number of env steps, for example 500k, 1M or 1e6."),
         (["1 -> 0", "--total", "0"], "total_steps is 0; the budget must be finite and above 0."),
         (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule is in shares of the budget only"),

@@ -18,7 +18,7 @@ from lehr.types import Rollout
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch):
     monkeypatch.setattr(fused, "INTERPRET", True)
-    monkeypatch.setattr(fused, "ENABLED", False)
+    monkeypatch.setenv("LEHR_KERNELS", "off")
     monkeypatch.setattr(fused, "BLOCK_ROWS", 32)
     monkeypatch.setattr(fused, "BACKWARD_BLOCK_ROWS", 16)
     monkeypatch.setattr(fused, "PROGRAMS", 4)
@@ -173,10 +173,8 @@ def test_an_actor_critic_gives_the_same(monkeypatch, calls, action_space, change
     network, params = actor_critic(Box(-1, 1, (4,)), action_space, config, jax.random.key(0))
     obs = rows(5, 4)
     expected = evaluate(network, params, obs)
-    monkeypatch.setattr(fused, "ENABLED", True)
-    with fused.disabled():
-        jax.eval_shape(lambda: evaluate(network, params, obs))
     assert calls == []
+    monkeypatch.delenv("LEHR_KERNELS")
     assert_close(jax.jit(lambda params: evaluate(network, params, obs))(params), expected)
     assert calls == ["forward"] * 4
 
@@ -189,13 +187,13 @@ def test_an_actor_critic_gives_the_same(monkeypatch, calls, action_space, change
         ({"hidden_sizes": (16,)}, 1),
         ({"hidden_sizes": (256, 256)}, 1),
         ({"shared": True}, 1),
+        ({"activation": jnp.sin}, 1),
         ({}, 6),
     ],
 )
-def test_other_networks_stay_as_they_are(monkeypatch, changes, rows_needed):
-    monkeypatch.setattr(fused, "ENABLED", True)
+def test_other_networks_stay_as_they_are(monkeypatch, calls, changes, rows_needed):
+    monkeypatch.delenv("LEHR_KERNELS")
     monkeypatch.setattr(fused, "MIN_ROWS", rows_needed)
-    monkeypatch.setattr(fused, "fused_mlp", None)
     config = NetworkConfig(**{"hidden_sizes": (16, 16), **changes})
 
     def evaluated():
@@ -203,6 +201,34 @@ def test_other_networks_stay_as_they_are(monkeypatch, changes, rows_needed):
         return evaluate(network, params, rows(5, 4))
 
     jax.eval_shape(evaluated)
+    assert calls == []
+
+
+def test_features_are_in_plain_jax_and_can_be_differentiated_forward(monkeypatch, calls):
+    monkeypatch.delenv("LEHR_KERNELS")
+    config = NetworkConfig(hidden_sizes=(16, 16))
+    network, params = actor_critic(Box(-1, 1, (4,)), Discrete(3), config, jax.random.key(0))
+    carry, obs, reset = network.initial_carry((5,)), rows(1, 5, 4), jnp.zeros((1, 5), bool)
+
+    def outputs(params):
+        _, actor, critic = network.features(params, carry, obs, reset)
+        return network.policy(params, actor), network.head_value(params, critic)
+
+    found, _ = jax.jit(lambda params: jax.jvp(outputs, (params,), (params,)))(params)
+    assert calls == []
+    assert_close(found, jax.jit(network.unroll)(params, carry, obs, reset)[1:])
+    assert calls == ["forward"]
+
+
+def test_a_whole_rollout_is_valued_by_one_kernel(monkeypatch, calls):
+    config = NetworkConfig(hidden_sizes=(16, 16))
+    network, params = actor_critic(Box(-1, 1, (4,)), Discrete(3), config, jax.random.key(0))
+    carry, obs = network.initial_carry((0,)), rows(6, 5, 4)
+    monkeypatch.setattr("lehr.networks.observations.ROWS_AT_ONCE", 10)
+    expected = network.value(params, carry, obs)
+    monkeypatch.delenv("LEHR_KERNELS")
+    assert_close(jax.jit(network.value)(params, carry, obs), expected)
+    assert calls == ["forward"]
 
 
 def learning(algorithm, config, **coef):
@@ -237,7 +263,7 @@ def test_an_update_of_ppo_is_the_same(monkeypatch, calls):
     coef = {"learning_rate": 0.01, "value_coef": 0.5, "clip_range": 0.2, "max_grad_norm": 0.5}
     update, params = learning(ppo, ppo.Config(epochs=2, minibatches=1, optimiser="sgd"), **coef)
     expected = jax.jit(update)(params)
-    monkeypatch.setattr(fused, "ENABLED", True)
+    monkeypatch.delenv("LEHR_KERNELS")
     jax.clear_caches()
     found = jax.jit(lambda params: update(params))(params)
     assert "backward" in calls
@@ -247,6 +273,6 @@ def test_an_update_of_ppo_is_the_same(monkeypatch, calls):
 def test_an_update_of_trpo_which_differentiates_forward_can_be_traced(monkeypatch, calls):
     coef = {"value_learning_rate": 0.01, "target_kl": 0.01, "damping": 0.1, "line_search_shrink": 0.5}
     update, params = learning(trpo, trpo.Config(value_epochs=1, value_minibatches=1), **coef)
-    monkeypatch.setattr(fused, "ENABLED", True)
+    monkeypatch.delenv("LEHR_KERNELS")
     jax.eval_shape(update, params)
     assert "backward" in calls

@@ -7,7 +7,7 @@ import pytest
 
 from lehr.errors import InputError
 from lehr.maths.distributions import Categorical, MultiCategorical, Normal, TanhNormal
-from lehr.networks import NetworkConfig, actor_critic
+from lehr.networks import ActorCriticLike, NetworkConfig, actor_critic
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
 
 VECTOR = Box(-1, 1, (4,))
@@ -143,51 +143,113 @@ def test_a_feed_forward_unroll_takes_any_leading_axes_and_no_reset():
 
 
 @EVERY_ARCHITECTURE
-def test_the_actors_features_are_what_the_policy_is_made_of(config):
+def test_features_and_both_heads_are_what_unroll_gives(config):
     network, params = make(config)
     params = jax.tree.map(lambda x: x + 0.1, params)
     obs, reset = observations(VECTOR, STEPS, ENVS), jax.random.bernoulli(jax.random.key(1), 0.3, (STEPS, ENVS))
     start = jax.tree.map(lambda x: x + 0.5, network.initial_carry((ENVS,)))
-    *unrolled, features = jax.jit(network.unroll_with_features)(params, start, obs, reset)
-    assert_close(tuple(unrolled), jax.jit(network.unroll)(params, start, obs, reset))
-    assert features.shape == (STEPS, ENVS, network.actor_features)
-    head = params["policy_head"]["logits"]
-    by_hand = np.asarray(features) @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
-    np.testing.assert_allclose(unrolled[1].logits, by_hand, rtol=1e-4, atol=1e-5)
+    carry, *features = jax.jit(network.features)(params, start, obs, reset)
+    assert [x.shape for x in features] == [(STEPS, ENVS, size) for size in network.feature_sizes]
+    policy, value = network.policy(params, features[0]), network.head_value(params, features[1])
+    assert_close((carry, policy, value), jax.jit(network.unroll)(params, start, obs, reset))
+    heads = params["policy_head"]["logits"], params["value_head"]
+    logits, values = (
+        np.asarray(x) @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+        for x, head in zip(features, heads, strict=True)
+    )
+    np.testing.assert_allclose(policy.logits, logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(value, values[..., 0], rtol=1e-4, atol=1e-5)
 
 
 def test_features_take_any_leading_axes_and_are_float32():
     network, params = make(NetworkConfig(**SMALL, dtype="bfloat16"))
     obs = observations(VECTOR, 2, 3, 4)
-    features = jax.jit(network.unroll_with_features)(params, network.initial_carry(()), obs, None)[-1]
-    assert features.shape == (2, 3, 4, 8)
-    assert features.dtype == jnp.float32
+    for features in jax.jit(network.features)(params, network.initial_carry(()), obs, None)[1:]:
+        assert features.shape == (2, 3, 4, 8)
+        assert features.dtype == jnp.float32
 
 
 @EVERY_ARCHITECTURE
-def test_a_detached_value_is_the_same_value_and_trains_its_head_alone(config):
+def test_a_gradient_that_ends_at_the_features_trains_the_value_head_alone(config):
     network, params = make(config)
     obs, reset = observations(VECTOR, STEPS, ENVS), jnp.zeros((STEPS, ENVS), bool)
     start = network.initial_carry((ENVS,))
     assert network.is_shared == config.shared
-    assert network.detached() != network
-    assert network.detached() == make(config, seed=1)[0].detached()
 
-    def gradients(network):
-        def outputs(params):
-            _, policy, value = network.unroll(params, start, obs, reset)
-            return policy.logits[..., 0].sum(), value.sum()
+    def value(params, stop):
+        _, _, critic = network.features(params, start, obs, reset)
+        return network.head_value(params, jax.lax.stop_gradient(critic) if stop else critic).sum()
 
-        return jax.jit(lambda params: (outputs(params), jax.jacobian(outputs)(params)))(params)
-
-    outputs, (of_policy, of_value) = gradients(network)
-    detached, (of_policy_detached, of_value_detached) = gradients(network.detached())
-    assert_close(detached, outputs)
-    assert_close(of_policy_detached, of_policy)
-    assert_close(of_value_detached["value_head"], of_value["value_head"])
-    sizes = [sum(np.abs(x).sum() for x in jax.tree.leaves(of.get("trunk", ()))) for of in (of_value, of_value_detached)]
+    whole, alone = (jax.jit(jax.grad(lambda params, stop=stop: value(params, stop)))(params) for stop in (False, True))
+    assert_close(alone["value_head"], whole["value_head"])
+    sizes = [sum(np.abs(x).sum() for x in jax.tree.leaves(of.get("trunk", ()))) for of in (whole, alone)]
     assert sizes[1] == 0
     assert sizes[0] > 0 or config.hidden_sizes == ()
+
+
+@EVERY_ARCHITECTURE
+def test_what_is_split_is_of_one_head_each_and_merges_again(config):
+    network, params = make(config)
+    obs, reset = observations(VECTOR, STEPS, ENVS), jnp.zeros((STEPS, ENVS), bool)
+    if config.shared:
+        with pytest.raises(InputError, match=r"share one torso.*set shared=False"):
+            network.split(params)
+        with pytest.raises(InputError, match="share one torso"):
+            network.merge(params, params)
+        return
+    actor, critic = network.split(params)
+    jax.tree.map(np.testing.assert_array_equal, network.merge(actor, critic), params)
+    assert sum(x.size for x in jax.tree.leaves((actor, critic))) == sum(x.size for x in jax.tree.leaves(params))
+
+    def outputs(actor, critic):
+        merged = network.merge(actor, critic)
+        _, policy, value = network.unroll(merged, network.initial_carry((ENVS,)), obs, reset)
+        return policy.logits, value
+
+    changed = [jax.tree.map(lambda x: x + 0.1, part) for part in (actor, critic)]
+    before, other_actor, other_critic = (
+        jax.jit(outputs)(*parts) for parts in ((actor, critic), (changed[0], critic), (actor, changed[1]))
+    )
+    np.testing.assert_array_equal(other_actor[1], before[1])
+    np.testing.assert_array_equal(other_critic[0], before[0])
+    assert np.abs(other_actor[0] - before[0]).max() > 1e-3
+    assert np.abs(other_critic[1] - before[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("space", [VECTOR, MIXED, Discrete(3)], ids=["vector", "mixed", "discrete"])
+def test_a_rollout_is_valued_some_steps_at_a_time(monkeypatch, space):
+    """12 steps of 5 with room for 17 observations: 3 steps at a time, hence 4 times; with room for 4, step by step."""
+    network, params = make(observation=space)
+    obs, carry = observations(space, 12, 5), network.initial_carry((0,))
+
+    def loops(obs):
+        text = str(jax.make_jaxpr(lambda obs: network.value(params, carry, obs))(obs))
+        return [line for line in (12, 6, 4, 3, 2) if f"length={line}\n" in text]
+
+    whole = network.value(params, carry, obs)
+    assert whole.shape == (12, 5)
+    assert loops(obs) == []
+    for rows, expected in ((17, 4), (4, 12)):
+        monkeypatch.setattr("lehr.networks.observations.ROWS_AT_ONCE", rows)
+        found = jax.jit(lambda obs: network.value(params, carry, obs))(obs)  # a function that no cache knows
+        np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-6)
+        assert loops(obs) == [expected]
+        assert loops(jax.tree.map(lambda x: x[0], obs)) == []
+
+
+def test_a_critic_with_memory_takes_a_single_step_whatever_its_size(monkeypatch):
+    network, params = make(ARCHITECTURES["shared gru"])
+    obs, carry = observations(VECTOR, ENVS), network.initial_carry((ENVS,))
+    expected = network.value(params, carry, obs)
+    monkeypatch.setattr("lehr.networks.observations.ROWS_AT_ONCE", 1)
+    np.testing.assert_array_equal(network.value(params, carry, obs), expected)
+
+
+@EVERY_ARCHITECTURE
+def test_the_network_has_what_algorithms_ask_for(config):
+    network, _ = make(config)
+    assert isinstance(network, ActorCriticLike)
+    hash(network)
 
 
 def test_a_network_knows_what_it_was_built_for():

@@ -88,13 +88,19 @@ class Detached:
     """A shared network in whose `unroll` the value's gradient does not go beyond the value head."""
 
     network: ActorCriticNetwork
-    is_recurrent: bool
+
+    @property
+    def is_recurrent(self) -> bool:
+        """The network's."""
+        return self.network.is_recurrent
 
     def unroll(
         self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array
     ) -> tuple[PyTree, Distribution, jax.Array]:
         """The last carry, the policy `[T, N]` and the value `[T, N]`."""
-        return self.network.detached().unroll(params, carry, obs, reset)
+        carry, actor, critic = self.network.features(params, carry, obs, reset)
+        value = self.network.head_value(params, jax.lax.stop_gradient(critic))
+        return carry, self.network.policy(params, actor), value
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,15 @@ class Algorithm(ActorCriticAlgorithm):
     @property
     def policy_phase(self) -> ppo.Algorithm:
         """PPO. Where the torso is shared, its values train the value head alone."""
-        network: Any = Detached(self.network, self.network.is_recurrent) if self.network.is_shared else self.network
+        network: Any = Detached(self.network) if self.network.is_shared else self.network
         return ppo.Algorithm(ppo.config_of(self.config), network)
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """A learner with these parameters, and room for rollouts like the example."""
         network, rollouts = self.network, self.config.policy_updates
-        head: PyTree = () if network.is_shared else {"kernel": jnp.zeros(network.actor_features), "bias": jnp.zeros(())}
+        head: PyTree = (
+            () if network.is_shared else {"kernel": jnp.zeros(network.feature_sizes[0]), "bias": jnp.zeros(())}
+        )
         names = ("kl", "value_error_before", "value_error", "loss")
         metrics = {f"auxiliary/{name}": jnp.float32(0) for name in names}
         auxiliary = Auxiliary(head, self.optimiser.init((params, head)), jnp.int32(0), metrics)
@@ -199,8 +207,8 @@ class Algorithm(ActorCriticAlgorithm):
         """The policy, a `Distribution`, and the values `[policy_updates, T, N]`, one rollout after the other."""
 
         def one(kept: Kept) -> tuple[Distribution, jax.Array]:
-            _, policy, values, _ = self.network.unroll_with_features(params, kept.carry, kept.obs, kept.reset)
-            return policy, values
+            _, actor, critic = self.network.features(params, kept.carry, kept.obs, kept.reset)
+            return self.network.policy(params, actor), self.network.head_value(params, critic)
 
         return jax.lax.map(one, kept)
 
@@ -214,9 +222,8 @@ class Algorithm(ActorCriticAlgorithm):
         features: there the two losses are one, counted once.
         """
         params, head = trained
-        _, policy, values, features = self.network.unroll_with_features(
-            params, minibatch.carry, minibatch.obs, minibatch.reset
-        )
+        _, features, critic = self.network.features(params, minibatch.carry, minibatch.obs, minibatch.reset)
+        policy, values = self.network.policy(params, features), self.network.head_value(params, critic)
         clone = weighted_mean(before.kl(policy), minibatch.valid)
         loss = coef["clone_coef"] * clone + value_loss(values, minibatch.target, minibatch.valid)
         if not self.network.is_shared:

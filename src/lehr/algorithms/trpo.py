@@ -18,7 +18,6 @@ from jax.flatten_util import ravel_pytree
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import OnPolicySettings, TargetKLSettings
 from lehr.config import Coef, Plugin, check_counts
-from lehr.kernels import mlp as fused
 from lehr.maths import minibatches
 from lehr.maths.advantages import advantages_of
 from lehr.maths.distributions import Distribution
@@ -105,20 +104,19 @@ class Algorithm(ActorCriticAlgorithm):
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """A learner with these parameters. Its optimiser knows those of the critic alone, so no other can change."""
-        _, critic = self.network.part(params)
+        _, critic = self.network.split(params)
         return Learner(params, self.optimiser.init(critic))
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """One update: advantages, a natural step of the policy, and `value_epochs` passes of the values."""
         policy_key, value_key = jax.random.split(key)
-        actor, critic = self.network.part(learner.params)
+        actor, critic = self.network.split(learner.params)
         advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
-        with fused.disabled():  # it is differentiated forward, and what is compared must be computed alike
-            actor, metrics = self.improve(actor, critic, rollout, advantages, coef, policy_key)
+        actor, metrics = self.improve(actor, critic, rollout, advantages, coef, policy_key)
         critic, state, errors = self.fit(actor, critic, learner.optimiser, rollout, targets, coef, value_key)
         metrics |= errors | rollout_metrics(rollout, advantages, targets)
         metrics["loss/total"] = metrics["loss/policy"] + metrics["loss/entropy"] + metrics["loss/value"]
-        return Learner(self.network.join(actor, critic), state), metrics
+        return Learner(self.network.merge(actor, critic), state), metrics
 
     # --- the policy
 
@@ -132,7 +130,7 @@ class Algorithm(ActorCriticAlgorithm):
         start, unravel = ravel_pytree(actor)
 
         def policy_of(parameters: jax.Array) -> Distribution:
-            return self._policy(self.network.join(unravel(parameters), critic), rollout)
+            return self._policy(self.network.merge(unravel(parameters), critic), rollout)
 
         def losses(policy: Distribution) -> tuple[jax.Array, jax.Array]:
             log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
@@ -199,10 +197,12 @@ class Algorithm(ActorCriticAlgorithm):
         return unravel(found.parameters), metrics
 
     def _policy(self, params: PyTree, rollout: Rollout) -> Distribution:
-        """The policy `[T, N]`; without a memory the critic is not evaluated."""
-        if self.network.is_recurrent:
-            return self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)[1]
-        return self.network.act(params, rollout.carry, rollout.obs, rollout.reset)[1]
+        """The policy `[T, N]`, from features, which can be differentiated forward; without memory the actor's alone."""
+        network, seen = self.network, (rollout.carry, rollout.obs, rollout.reset)
+        features = (
+            network.features(params, *seen)[1] if network.is_recurrent else network.actor_features(params, *seen)[1]
+        )
+        return network.policy(params, features)
 
     # --- the values
 
@@ -227,7 +227,7 @@ class Algorithm(ActorCriticAlgorithm):
 
         def loss(critic: PyTree, indices: jax.Array) -> jax.Array:
             obs, reset, wanted, valid = minibatches.take(data, indices, axis=1 if whole else 0)
-            params = self.network.join(actor, critic)
+            params = self.network.merge(actor, critic)
             if whole:
                 carry = minibatches.take(rollout.carry, indices, axis=0)
                 values = self.network.unroll(params, carry, obs, reset)[2]

@@ -11,8 +11,7 @@ another computes the activations again for the gradient, so that only inputs, ou
 Several MLPs of equal sizes on the same input, such as an actor and a critic, are one launch. The kernels are written
 with Pallas for its Triton backend; where a program is compiled for anything but CUDA, plain JAX takes their place.
 
-The first derivative in reverse mode is all there is: `jax.jvp`, `jax.linearize` and Hessians need plain JAX, which
-`disabled` gives them.
+The first derivative in reverse mode is all there is: `jax.jvp`, `jax.linearize` and Hessians need plain JAX.
 
 >>> layers = [(jnp.ones((3, 8)), jnp.zeros(8)), (jnp.ones((8, 8)), jnp.zeros(8)), (jnp.ones((8, 2)), jnp.zeros(2))]
 >>> fused_mlp(jnp.ones((5, 3)), layers, "relu").shape
@@ -23,10 +22,9 @@ import functools
 import importlib
 import itertools
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -46,8 +44,6 @@ except ImportError:  # a JAX without this backend, which later versions mean to 
 Layer: TypeAlias = tuple[jax.Array, jax.Array]
 """A kernel `[i, o]` and a bias `[o]`; for N networks `[N, i, o]` and `[N, o]`."""
 
-ENABLED = os.environ.get("LEHR_FUSED") != "off"
-"""Whether an actor-critic is evaluated by these kernels where `applies` says so; looked at while tracing."""
 MIN_ROWS = 512
 """From so many rows on."""
 MAX_IN, MAX_HIDDEN, MAX_OUT = 64, 64, 16
@@ -109,16 +105,21 @@ def fused_mlp(
     """
     if activation not in _ACTIVATIONS:
         raise InputError(f"activation is {activation!r}; {closest(activation, _ACTIVATIONS)}")
-    *batch_shape, in_features = x.shape
     stacked = layers[0][0].ndim == 3
     if not stacked:
         layers = [(kernel[None], bias[None]) for kernel, bias in layers]
-    sizes = (in_features, *(bias.shape[-1] for _, bias in layers))
-    rows = math.prod(batch_shape)
-    plan = _Plan(
+    plan = _plan(x, layers, activation, precision)
+    outputs = _operation(plan)(x.reshape(plan.rows, plan.sizes[0]), _pack(plan, layers))
+    outputs = outputs.reshape(plan.networks, *x.shape[:-1], plan.sizes[-1])
+    return outputs if stacked else outputs[0]
+
+
+def _plan(x: jax.Array, layers: Sequence[Layer], activation: str, precision: lax.PrecisionLike = None) -> "_Plan":
+    rows = math.prod(x.shape[:-1])
+    return _Plan(
         rows=rows,
         networks=layers[0][0].shape[0],
-        sizes=sizes,
+        sizes=(x.shape[-1], *(bias.shape[-1] for _, bias in layers)),
         activation=activation,
         precision=precision,
         block_rows=BLOCK_ROWS if rows >= FEW_ROWS else BLOCK_ROWS // 2,
@@ -128,33 +129,66 @@ def fused_mlp(
         programs=PROGRAMS,
         interpret=INTERPRET,
     )
-    outputs = _operation(plan)(x.reshape(plan.rows, in_features), _pack(plan, layers))
-    outputs = outputs.reshape(plan.networks, *batch_shape, sizes[-1])
-    return outputs if stacked else outputs[0]
 
 
-def is_possible() -> bool:
-    """Whether the kernels run here. A kernel is not split over devices, so there must be one GPU alone."""
-    on_gpu = jax.default_backend() == "gpu" and jax.device_count() == 1
-    return ENABLED and triton is not None and (INTERPRET or on_gpu)
+def is_able() -> bool:
+    """Whether JAX has the backend that the kernels are written for, and a GPU for it."""
+    return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
 
 
-def applies(rows: int, sizes: Sequence[int]) -> bool:
-    """Whether an MLP of these sizes, inputs and outputs included, should be evaluated by `fused_mlp`."""
-    in_features, *hidden, out_features = sizes
-    fits = in_features <= MAX_IN and max(hidden) <= MAX_HIDDEN and out_features <= MAX_OUT
-    return is_possible() and rows >= MIN_ROWS and len(hidden) == 2 and fits
+def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: Any) -> bool:
+    """Whether the kernels are faster than plain JAX for these MLPs, and fit on chip; arguments as in `evaluate`."""
+    hidden = [bias.shape[-1] for _, bias in layers]
+    widest = max(bias.shape[-1] for _, bias in heads.values())
+    small = x.shape[-1] <= MAX_IN and len(hidden) == 2 and max(hidden) <= MAX_HIDDEN and widest <= MAX_OUT
+    known = isinstance(activation, str) and activation in _ACTIVATIONS
+    return small and known and math.prod(x.shape[:-1]) >= MIN_ROWS
 
 
-@contextmanager
-def disabled() -> Iterator[None]:
-    """What is traced inside is plain JAX: for derivatives that a kernel does not have."""
-    global ENABLED
-    before, ENABLED = ENABLED, False
+def evaluate(
+    x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: str
+) -> tuple[jax.Array, ...]:
+    """Some of several MLPs of equal hidden sizes, each with a last layer of its own; raises where JAX refuses.
+
+    Args:
+        x: `[..., F]`.
+        layers: `[M, i, o]` and `[M, o]` each, of all M MLPs.
+        heads: `[i, O]` and `[O]` for each MLP to evaluate, under its number; neighbours only.
+        activation: its name.
+
+    Returns:
+        For each head its outputs, `[..., O]`.
+    """
+    used = slice(min(heads), max(heads) + 1)
+    layers = [*((kernel[used], bias[used]) for kernel, bias in layers), stack_heads(list(heads.values()))]
+    if refusal := _refusal(_plan(x, layers, activation).probe):
+        raise NotImplementedError(refusal)
+    outputs = fused_mlp(x, layers, activation)
+    widths = (bias.shape[-1] for _, bias in heads.values())
+    return tuple(output[..., :width] for output, width in zip(outputs, widths, strict=True))
+
+
+@functools.cache
+def _refusal(plan: "_Plan") -> str:
+    """What JAX has against lowering both kernels for a GPU, found out before they are part of a larger program.
+
+    Nothing, hence an empty text, where they are interpreted.
+    """
+    if plan.interpret:
+        return ""
+    shapes = (plan.rows, plan.sizes[0]), (plan.networks, plan.weights), (plan.networks, plan.rows, plan.sizes[-1])
+
+    def both(x: jax.Array, weights: jax.Array, gradient: jax.Array) -> Any:
+        return _forward(plan, x, weights), _backward(plan, x, weights, gradient, wants_dx=True)
+
     try:
-        yield
-    finally:
-        ENABLED = before
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # those of the kernels themselves come with the program
+            arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+            jax.jit(both).trace(*arrays).lower(lowering_platforms=("cuda",))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def stack_heads(heads: Sequence[Layer]) -> Layer:
@@ -202,6 +236,11 @@ class _Plan:
     def weights(self) -> int:
         """How many weights a network has, padding included."""
         return sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(self.padded))
+
+    @property
+    def probe(self) -> "_Plan":
+        """The smallest plan of the same kernels, masks included: one stands for any number of rows and networks."""
+        return replace(self, rows=self.block_rows + 1, networks=1)
 
     @property
     def blocks_per_program(self) -> int:

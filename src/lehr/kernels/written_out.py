@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from lehr.types import PyTree
 
@@ -30,7 +30,7 @@ def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """The same function of positional arguments; its sums and products may be rounded otherwise.
 
     Gathers and scatters are written out where their indices depend on no argument. Branches and `while` loops are left
-    as they are.
+    as they are. `lehr.kernels.rewrite` is this function with its switch and its fallback.
 
     >>> function = written_out(lambda x: x[jnp.array([2, 0, 1, 2])] + jnp.zeros(4).at[jnp.array([1, 1])].add(x[:2]))
     >>> function(jnp.array([1.0, 2.0, 3.0])).tolist()
@@ -41,10 +41,18 @@ def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def call(*arguments: PyTree) -> PyTree:
         program, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
         leaves = jax.tree.leaves(arguments)
-        outputs, _ = _evaluate(program, leaves, [None] * len(leaves))
-        return jax.tree.unflatten(jax.tree.structure(shape), outputs)
+        # A program of its own first: what fails half-way must leave nothing, a callback for one, in the one around it.
+        rewritten = jax.make_jaxpr(lambda *leaves: _evaluate(program, leaves, [None] * len(leaves))[0])(*leaves)
+        if (found := _types(rewritten)) != (wanted := _types(program)):
+            raise TypeError(f"the program gives {wanted}, but {found} when written out")
+        return jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(rewritten)(*leaves))
 
     return call
+
+
+def _types(program: ClosedJaxpr) -> list[tuple[Any, Any]]:
+    """Shape and dtype of each output."""
+    return [(getattr(kind, "shape", None), getattr(kind, "dtype", None)) for kind in program.out_avals]
 
 
 def _evaluate(

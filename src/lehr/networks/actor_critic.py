@@ -8,22 +8,24 @@
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lehr import plugins
 from lehr.errors import InputError, closest
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
+from lehr.networks.custom import CustomTorso
 from lehr.networks.heads import CategoricalHead, NormalHead, linear
 from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry
-from lehr.networks.observations import View, make_view
+from lehr.networks.observations import View, make_view, some_at_a_time
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
-from lehr.networks.trunks import Carry, Separate, Shared, Torso, Twin
+from lehr.networks.trunks import AnyTorso, Carry, Separate, Shared, Torso, Twin
 from lehr.spaces import Box, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree
 
@@ -36,7 +38,8 @@ class NetworkConfig:
     """The architecture of an actor and a critic."""
 
     torso: str = "auto"
-    """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere."""
+    """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere. Your own is given by name,
+    module:Name, or in Python as a class or function; see lehr.networks.custom."""
     critic_torso: str | None = None
     """The critic's torso where it is another: mlp beside a recurrent actor gives a critic without memory."""
     shared: bool = False
@@ -49,7 +52,8 @@ class NetworkConfig:
     recurrent_size: int = 128
     """Size of the memory of lstm, gru and mingru."""
     activation: str = "auto"
-    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere."""
+    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere. In Python also any function of
+    an array."""
     layer_norm: bool = False
     """Whether each dense layer is normalised before its activation."""
     actor_obs: tuple[str, ...] | None = None
@@ -78,7 +82,10 @@ class NetworkConfig:
         }
         for name, known in choices.items():
             given = getattr(self, name)
-            if given not in known:
+            if name in _OWN and callable(given):
+                if not isinstance(given, Hashable):
+                    raise InputError(f"{name} is {given!r}, which has no hash: give a function or a class instead.")
+            elif given not in known and not (name in _OWN_TORSOS and plugins.is_reference(given)):
                 raise InputError(f"{name} is {given!r}; {closest(str(given), filter(None, known))}")
         for name, sizes in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
             if min((self.recurrent_size, *(sizes or ()))) < 1:
@@ -93,6 +100,28 @@ class NetworkConfig:
                 "shared=True gives actor and critic one torso, but critic_torso, critic_hidden_sizes, actor_obs or "
                 "critic_obs makes them differ: remove these, or set shared=False."
             )
+        if all(map(_is_own, (self.torso, self.critic_torso or self.torso))):
+            unused = ("hidden_sizes", "critic_hidden_sizes", "activation", "layer_norm", "dtype")
+            for field in fields(self):
+                if field.name in unused and getattr(self, field.name) != field.default:
+                    raise InputError(
+                        f"{field.name} is {getattr(self, field.name)}, but the torso {_name(self.torso)} is not one of "
+                        f"Lehr's, and makes its layers by itself: remove {field.name}."
+                    )
+
+
+_OWN_TORSOS = "torso", "critic_torso"
+_OWN = *_OWN_TORSOS, "activation"
+"""The fields that take something of the user's own."""
+
+
+def _is_own(torso: Any) -> bool:
+    """Whether a torso is the user's own, given itself or as `module:Name`."""
+    return torso not in TORSOS
+
+
+def _name(given: Any) -> str:
+    return given if isinstance(given, str) else getattr(given, "__name__", repr(given))
 
 
 class ActorCritic(nnx.Module):
@@ -107,44 +136,55 @@ class ActorCritic(nnx.Module):
 
     def act(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
         """The policy alone."""
-        if outputs := self._fused(obs, "policy"):
+        if outputs := self._by_kernel(obs, "policy"):
             return carry, self.policy_head.distribution(outputs[0])
-        carry, features = self.trunk.actor(reset_carry(carry, reset), obs)
-        return carry, self.policy_head(features)
+        carry, features = self.actor_features(carry, obs, reset)
+        return carry, self.policy(features)
+
+    def actor_features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array]:
+        """What the policy's head sees at one step, never by a kernel."""
+        return self.trunk.actor(reset_carry(carry, reset), obs)
 
     def value(self, carry: Carry, obs: PyTree) -> jax.Array:
         """The value alone."""
-        if outputs := self._fused(obs, "value"):
+        if outputs := self._by_kernel(obs, "value"):
             return outputs[0][..., 0]
-        return self.value_head(self.trunk.critic(carry, obs))[..., 0]
+
+        def evaluate(obs: PyTree) -> jax.Array:
+            return self.value_head(self.trunk.critic(carry, obs))[..., 0]
+
+        if self.trunk.critic_is_recurrent:
+            return evaluate(obs)
+        return some_at_a_time(evaluate, self.observation_space, obs)
 
     def step(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Policy and value."""
-        if outputs := self._fused(obs, "policy", "value"):
+        if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
         carry, actor, critic = self.trunk.step(reset_carry(carry, reset), obs)
-        return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+        return carry, self.policy(actor), self.head_value(critic)
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Policy and value over `T` steps."""
-        if outputs := self._fused(obs, "policy", "value"):
+        if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
-        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, self.policy_head(actor), self.value_head(critic)[..., 0]
+        carry, actor, critic = self.features(carry, obs, reset)
+        return carry, self.policy(actor), self.head_value(critic)
 
-    def unroll_detached(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
-        """The same, but the value's gradient ends at the features that its head sees."""
+    def features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
+        """What the two heads see over `T` steps, never by a kernel."""
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, self.policy_head(actor), self.value_head(jax.lax.stop_gradient(critic))[..., 0]
+        return carry, actor.astype(jnp.float32), critic.astype(jnp.float32)
 
-    def unroll_with_features(
-        self, carry: Carry, obs: PyTree, reset: jax.Array
-    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
-        """Policy, value and the actor's features over `T` steps, never by one kernel, which keeps the features."""
-        carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, self.policy_head(actor), self.value_head(critic)[..., 0], actor.astype(jnp.float32)
+    def policy(self, features: jax.Array) -> Distribution:
+        """The policy of an actor's features."""
+        return self.policy_head(features)
 
-    def _fused(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
+    def head_value(self, features: jax.Array) -> jax.Array:
+        """The value of a critic's features."""
+        return self.value_head(features)[..., 0]
+
+    def _by_kernel(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
         """The outputs of the policy's layer, the value's, or both, by one kernel; `None` where plain JAX is to do it.
 
         With a `Twin` nothing is remembered, so that the carry stays as it is.
@@ -152,7 +192,7 @@ class ActorCritic(nnx.Module):
         if not isinstance(self.trunk, Twin):
             return None
         heads = {"policy": (0, self.policy_head.layer), "value": (1, self.value_head)}
-        return self.trunk.fused(obs, dict(heads[name] for name in names))
+        return self.trunk.outputs(obs, dict(heads[name] for name in names))
 
 
 class ActorCriticNetwork(Network[ActorCritic]):
@@ -184,9 +224,9 @@ class ActorCriticNetwork(Network[ActorCritic]):
         return self.module.observation_space
 
     @property
-    def actor_features(self) -> int:
-        """The number of features that the policy is made of."""
-        return self.module.trunk.out_features[0]
+    def feature_sizes(self) -> tuple[int, int]:
+        """How many features the policy and the value are made of."""
+        return self.module.trunk.out_features
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
         """Zeros, `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered."""
@@ -196,8 +236,18 @@ class ActorCriticNetwork(Network[ActorCritic]):
         """The next carry and the policy `[N]`. The critic is not evaluated; a memory of its own stays as it is."""
         return self.bind(params).act(carry, obs, reset)
 
+    def actor_features(self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array]:
+        """The next carry, and what the policy's head sees, `[N, F]`; `act` gives `policy(params, actor_features)`.
+
+        In plain JAX, as `features`, but of one step and of the actor alone.
+        """
+        return self.bind(params).actor_features(carry, obs, reset)
+
     def value(self, params: Params, carry: Carry, obs: PyTree) -> jax.Array:
-        """The value `[N]` of observations that follow the carry in their episode. The actor is not evaluated."""
+        """The value `[N]` of observations that follow the carry in their episode. The actor is not evaluated.
+
+        A critic without memory takes a whole rollout, `[T, N, ...]` to `[T, N]`, and looks at some steps at a time.
+        """
         return self.bind(params).value(carry, obs)
 
     def step(
@@ -212,42 +262,37 @@ class ActorCriticNetwork(Network[ActorCritic]):
         """The last carry, the policy `[T, N]` and the value `[T, N]`, from the carry before the first step."""
         return self.bind(params).unroll(carry, obs, reset)
 
-    def unroll_with_features(
+    def features(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
-    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
-        """What `unroll` gives, and the features that the policy is made of, float32 `[T, N, actor_features]`."""
-        return self.bind(params).unroll_with_features(carry, obs, reset)
+    ) -> tuple[Carry, jax.Array, jax.Array]:
+        """The last carry, and what the heads of actor and critic see, float32 `[T, N, F]` for each of `feature_sizes`.
 
-    def detached(self) -> "ActorCriticNetwork":
-        """The same network, in whose `unroll` the value's gradient does not go beyond the value head."""
-        return _Detached(self.graphdef, self.module)
+        Always in plain JAX, which can be differentiated forward and more than once. `unroll` gives
+        `policy(params, actor_features)` and `head_value(params, critic_features)`, up to rounding.
+        """
+        return self.bind(params).features(carry, obs, reset)
 
-    def is_fused(self, obs: PyTree) -> bool:
-        """Whether one kernel evaluates these observations, so that no activations are written to memory."""
-        trunk = self.module.trunk
-        return isinstance(trunk, Twin) and trunk.is_fused(obs, self.module.value_head.out_features)
+    def policy(self, params: Params, actor_features: jax.Array) -> Distribution:
+        """The policy `[...]` of the actor's features `[..., F]`."""
+        return self.bind(params).policy(actor_features)
 
-    def part(self, params: Params) -> tuple[Params, Params]:
+    def head_value(self, params: Params, critic_features: jax.Array) -> jax.Array:
+        """The value `[...]` of the critic's features `[..., F]`."""
+        return self.bind(params).head_value(critic_features)
+
+    def split(self, params: Params) -> tuple[Params, Params]:
         """The parameters that the policy depends on and those that the value does; refused where they share a torso."""
-        actor, critic = self.module.trunk.part(params.get("trunk", {}))
+        actor, critic = self.module.trunk.split(params.get("trunk", {}))
         return (
             {"trunk": actor, "policy_head": params["policy_head"]},
             {"trunk": critic, "value_head": params["value_head"]},
         )
 
-    def join(self, actor: Params, critic: Params) -> Params:
-        """The parameters that were parted."""
-        trunk = self.module.trunk.join(actor["trunk"], critic["trunk"])
+    def merge(self, actor: Params, critic: Params) -> Params:
+        """The parameters that were split."""
+        trunk = self.module.trunk.merge(actor["trunk"], critic["trunk"])
         heads = {"policy_head": actor["policy_head"], "value_head": critic["value_head"]}
         return {**heads, "trunk": trunk} if trunk else heads
-
-
-class _Detached(ActorCriticNetwork):
-    def unroll(
-        self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
-    ) -> tuple[Carry, Distribution, jax.Array]:
-        """The last carry, the policy `[T, N]` and the value `[T, N]`, whose gradient ends at the critic's features."""
-        return self.bind(params).unroll_detached(carry, obs, reset)
 
 
 def actor_critic(
@@ -271,6 +316,8 @@ def _trunk(space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Shared | Sepa
         return Shared(actor)
     sizes = config.hidden_sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
     critic = _torso(space, config.critic_obs, config.critic_torso or config.torso, sizes, config, rngs)
+    if isinstance(actor, CustomTorso) or isinstance(critic, CustomTorso):
+        return Separate(actor, critic)
     feed_forward = not actor.is_recurrent and not critic.is_recurrent
     alike = feed_forward and actor.view == critic.view and sizes == config.hidden_sizes
     if alike and actor.view.image is None and sizes != ():
@@ -285,8 +332,11 @@ def _torso(
     hidden_sizes: tuple[int, ...] | None,
     config: NetworkConfig,
     rngs: nnx.Rngs,
-) -> Torso:
-    """An encoder for the selected part of an observation, and a memory if the kind has one."""
+) -> AnyTorso:
+    """An encoder for the selected part of an observation, and a memory if the kind has one; or the user's own."""
+    if _is_own(kind):
+        make = plugins.import_object(kind, "torso") if isinstance(kind, str) else kind
+        return CustomTorso(space, keys, make, rngs)
     view = make_view(space, keys, kind)
     memory_type = MEMORIES.get(kind)
     activation, dtype = config.activation, jnp.dtype(config.dtype)

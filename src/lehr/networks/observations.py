@@ -1,7 +1,9 @@
 """What a network sees of an observation: some keys of a `Dict`, as one vector and at most one image."""
 
 import functools
+import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,6 +14,9 @@ from lehr.errors import InputError, closest
 from lehr.networks.torsos import to_float
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatten_space
 from lehr.types import PyTree
+
+ROWS_AT_ONCE = 131_072
+"""So many observations are valued at once: their activations, 64 wide, still fit into the cache of a large GPU."""
 
 Leaf: TypeAlias = tuple[tuple[str, ...], Box | Discrete | MultiDiscrete]
 """A path into nested dicts, and the space found there."""
@@ -45,11 +50,7 @@ def make_view(space: Space, keys: tuple[str, ...] | None, torso: str) -> View:
     The torso "cnn" needs exactly one image, that is a `Box` of three axes; "mlp" flattens every image; any other torso
     takes the image if there is exactly one.
     """
-    leaves = _leaves(_select(space, keys))
-    if not leaves:
-        raise InputError(
-            "actor_obs or critic_obs is empty, but a network must see something: name a key, or leave it out."
-        )
+    leaves = _leaves(select(space, keys))
     images = [leaf for leaf in leaves if isinstance(leaf[1], Box) and len(leaf[1].shape) == 3]
     if torso == "cnn" and len(images) != 1:
         raise InputError(
@@ -60,7 +61,44 @@ def make_view(space: Space, keys: tuple[str, ...] | None, torso: str) -> View:
     return View(tuple(leaf for leaf in leaves if leaf is not image), image)
 
 
-def _select(space: Space, keys: tuple[str, ...] | None) -> Space:
+def batch_shape(space: Space, obs: PyTree) -> tuple[int, ...]:
+    """The leading axes of a batch of observations from this space.
+
+    >>> batch_shape(Box(-1, 1, (4,)), jnp.ones((7, 3, 4)))
+    (7, 3)
+    """
+    path, first = _leaves(space)[0]
+    shape = _at(obs, path).shape
+    return shape[: len(shape) - len(first.shape)]
+
+
+def some_at_a_time(function: Callable[[PyTree], jax.Array], space: Space, obs: PyTree) -> jax.Array:
+    """A function of observations `[T, N, ...]`, called on as many steps at a time as hold up to `ROWS_AT_ONCE`.
+
+    Where all fit, or there is one leading axis only, it is called once.
+
+    Args:
+        function: observations `[t, N, ...]` to an array `[t, N, ...]`, for any `t`.
+        space: of one observation.
+        obs: leaves `[T, N, ...]`, with any number of leading axes.
+
+    >>> some_at_a_time(jnp.square, Box(-1, 1, ()), jnp.arange(6.0).reshape(3, 2)).tolist()
+    [[0.0, 1.0], [4.0, 9.0], [16.0, 25.0]]
+    """
+    shape = batch_shape(space, obs)
+    if len(shape) < 2 or math.prod(shape) <= ROWS_AT_ONCE:
+        return function(obs)
+    steps, size = shape[0], math.prod(shape[1:])
+    together = max(d for d in range(1, steps + 1) if steps % d == 0 and (d == 1 or d * size <= ROWS_AT_ONCE))
+    if together == steps:
+        return function(obs)
+    pieces = jax.tree.map(lambda x: x.reshape(steps // together, together, *x.shape[1:]), obs)
+    results = jax.lax.map(function, pieces)
+    return results.reshape(steps, *results.shape[2:])
+
+
+def select(space: Space, keys: tuple[str, ...] | None) -> Space:
+    """The part of a `Dict` with these keys, or without keys the space as it is."""
     if keys is None:
         return space
     if not isinstance(space, Dict):
@@ -72,6 +110,10 @@ def _select(space: Space, keys: tuple[str, ...] | None) -> Space:
             raise InputError(
                 f"The observation has no key {key!r}, which actor_obs or critic_obs names; {closest(key, space.spaces)}"
             )
+    if not keys:
+        raise InputError(
+            "actor_obs or critic_obs is empty, but a network must see something: name a key, or leave it out."
+        )
     return Dict({key: space.spaces[key] for key in keys})
 
 

@@ -5,7 +5,7 @@ Weights start orthogonal with gain √2 and biases at zero. Parameters are float
 
 import itertools
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,10 @@ from flax import nnx
 
 from lehr.errors import InputError
 
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+Activation: TypeAlias = Callable[[jax.Array], jax.Array]
+"""Elementwise."""
+
+ACTIVATIONS: dict[str, Activation] = {
     "tanh": jnp.tanh,
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
@@ -41,7 +44,7 @@ class MLP(nnx.Module):
         in_features: int,
         hidden_sizes: tuple[int, ...],
         *,
-        activation: str = "tanh",
+        activation: str | Activation = "tanh",
         layer_norm: bool = False,
         dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -62,7 +65,7 @@ class MLP(nnx.Module):
             x = layer(x)
             if self.norms:
                 x = self.norms[index](x)
-            x = ACTIVATIONS[self.activation](x)
+            x = activate(self.activation, x)
         return x
 
 
@@ -80,7 +83,7 @@ class CNN(nnx.Module):
         *,
         vector_size: int = 0,
         convolutions: tuple[tuple[int, int, int], ...] | None = None,
-        activation: str = "relu",
+        activation: str | Activation = "relu",
         layer_norm: bool = False,
         dtype: jnp.dtype = jnp.float32,
         rngs: nnx.Rngs,
@@ -125,11 +128,16 @@ class CNN(nnx.Module):
         batch_shape = image.shape[:-3]
         x = to_float(image, self.dtype).reshape(-1, *image.shape[-3:])
         for convolution in self.convolutions:
-            x = ACTIVATIONS[self.activation](convolve(convolution, x))
+            x = activate(self.activation, convolve(convolution, x))
         x = x.reshape(*batch_shape, -1)
         if vector is not None:
             x = jnp.concatenate([x, vector.astype(x.dtype)], -1)
         return self.dense(x)
+
+
+def activate(activation: str | Activation, x: jax.Array) -> jax.Array:
+    """The activation of this name, or the user's own, applied."""
+    return ACTIVATIONS[activation](x) if isinstance(activation, str) else activation(x)
 
 
 def convolve(convolution: nnx.Conv, x: jax.Array) -> jax.Array:

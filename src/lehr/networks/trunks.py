@@ -7,11 +7,10 @@ All three share one protocol. A carry is `{"actor": ..., "critic": ...}`, each p
 - `critic(carry, obs)`: the critic's features alone;
 - `step(carry, obs)`: the next carry and the features of both;
 - `unroll(carry, obs, reset)`: the same for `[T, N]`, see `lehr.networks.memory`;
-- `part(params)`: the parameters of the actor and of the critic; `join(actor, critic)`: the way back;
+- `split(params)`: the parameters of the actor and of the critic; `merge(actor, critic)`: the way back;
 - `is_recurrent`, `critic_is_recurrent`: whether either, or the critic, remembers; `out_features`: sizes for both.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
@@ -19,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lehr import kernels
 from lehr.errors import InputError
-from lehr.kernels import mlp as fused
 from lehr.networks.build import Params, Stacked
+from lehr.networks.custom import CustomTorso
 from lehr.networks.memory import GRU, LSTM, MinGRU
 from lehr.networks.observations import View
 from lehr.networks.torsos import CNN, MLP
@@ -62,10 +62,14 @@ class Torso(nnx.Module):
         return (carry, x) if self.memory is None else self.memory.unroll(carry, x, reset)
 
 
+AnyTorso: TypeAlias = Torso | CustomTorso
+"""Both have the same methods."""
+
+
 class Shared(nnx.Module):
     """One torso for both; its memory is the actor's part of the carry."""
 
-    def __init__(self, torso: Torso) -> None:
+    def __init__(self, torso: AnyTorso) -> None:
         self.torso = torso
         self.out_features = torso.out_features, torso.out_features
         self.is_recurrent = self.critic_is_recurrent = torso.is_recurrent
@@ -93,19 +97,19 @@ class Shared(nnx.Module):
         memory, features = self.torso.unroll(carry["actor"], obs, reset)
         return {"actor": memory, "critic": ()}, features, features
 
-    def part(self, params: Params) -> tuple[Params, Params]:
+    def split(self, params: Params) -> tuple[Params, Params]:
         """Refused: there is no torso that is the actor's alone."""
         raise InputError(_SHARED)
 
-    def join(self, actor: Params, critic: Params) -> Params:
-        """Refused, as `part` is."""
+    def merge(self, actor: Params, critic: Params) -> Params:
+        """Refused, as `split` is."""
         raise InputError(_SHARED)
 
 
 class Separate(nnx.Module):
     """A torso each, of any kind."""
 
-    def __init__(self, actor: Torso, critic: Torso) -> None:
+    def __init__(self, actor: AnyTorso, critic: AnyTorso) -> None:
         self.actor_torso = actor
         self.critic_torso = critic
         self.out_features = actor.out_features, critic.out_features
@@ -140,11 +144,11 @@ class Separate(nnx.Module):
         critic_memory, critic = self.critic_torso.unroll(carry["critic"], obs, reset)
         return {"actor": actor_memory, "critic": critic_memory}, actor, critic
 
-    def part(self, params: Params) -> tuple[Params, Params]:
+    def split(self, params: Params) -> tuple[Params, Params]:
         """The torso of each."""
         return params.get("actor_torso", {}), params.get("critic_torso", {})
 
-    def join(self, actor: Params, critic: Params) -> Params:
+    def merge(self, actor: Params, critic: Params) -> Params:
         """Both torsos; one without a layer has no entry."""
         return {name: torso for name, torso in (("actor_torso", actor), ("critic_torso", critic)) if torso}
 
@@ -182,35 +186,22 @@ class Twin(nnx.Module):
         """The features of both."""
         return self.step(carry, obs)
 
-    def is_fused(self, obs: PyTree, out_features: int) -> bool:
-        """Whether one kernel evaluates these observations, heads with so many outputs included."""
-        if not fused.is_possible():
-            return False
+    def outputs(self, obs: PyTree, heads: Mapping[int, nnx.Linear]) -> tuple[jax.Array, ...] | None:
+        """What heads give on top of some slices, all by one kernel; `None` where no kernel does that."""
         (x,), mlp = self.view.inputs(obs), cast(MLP, self.mlps.stack)
-        sizes = (*(layer.in_features for layer in mlp.layers), mlp.out_features, out_features)
-        is_plain = not mlp.norms and all(layer.dtype == jnp.float32 for layer in mlp.layers)
-        return is_plain and fused.applies(math.prod(x.shape[:-1]), sizes)
-
-    def fused(self, obs: PyTree, heads: Mapping[int, nnx.Linear]) -> tuple[jax.Array, ...] | None:
-        """What heads give on top of some slices, by one kernel for all of it; `None` where that does not apply."""
-        widths = [head.out_features for head in heads.values()]
-        if not self.is_fused(obs, max(widths)):
+        if mlp.norms or any(layer.dtype != jnp.float32 for layer in mlp.layers):
             return None
-        (x,), mlp = self.view.inputs(obs), cast(MLP, self.mlps.stack)
-        slices = slice(min(heads), max(heads) + 1)
-        layers = [_weights(layer, slices) for layer in mlp.layers]
-        last = fused.stack_heads([_weights(head) for head in heads.values()])
-        outputs = fused.fused_mlp(x, [*layers, last], mlp.activation)
-        return tuple(output[..., :width] for output, width in zip(outputs, widths, strict=True))
+        last = {index: _weights(head) for index, head in heads.items()}
+        return kernels.evaluate_mlps(x, [_weights(layer) for layer in mlp.layers], last, mlp.activation)
 
-    def part(self, params: Params) -> tuple[Params, Params]:
+    def split(self, params: Params) -> tuple[Params, Params]:
         """The two slices."""
         return jax.tree.map(lambda x: x[0], params), jax.tree.map(lambda x: x[1], params)
 
-    def join(self, actor: Params, critic: Params) -> Params:
+    def merge(self, actor: Params, critic: Params) -> Params:
         """The two slices, stacked again."""
         return jax.tree.map(lambda *slices: jnp.stack(slices), actor, critic)
 
 
-def _weights(layer: nnx.Linear, slices: Any = ...) -> fused.Layer:
-    return layer.kernel[slices], cast(nnx.Param, layer.bias)[slices]
+def _weights(layer: nnx.Linear) -> tuple[jax.Array, jax.Array]:
+    return layer.kernel[...], cast(nnx.Param, layer.bias)[...]

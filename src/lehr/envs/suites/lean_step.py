@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
+from lehr import kernels
 from lehr.envs.suites.foreign import settle
 from lehr.errors import InputError
-from lehr.kernels.written_out import written_out
 from lehr.types import PyTree
 
 
@@ -83,7 +83,7 @@ def lean_step(
             )
         return jax.tree.leaves(after), seen(after)
 
-    jitted = jax.jit(written_out(call))  # its trace is remembered: the scan that calls it does not trace it again
+    jitted = jax.jit(kernels.rewrite(call))  # its trace is remembered: the scan that calls it does not trace it again
     after, _ = jitted.eval_shape(jax.tree.leaves(begun), action)
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in after)
     # A key has no zeros to put in its place.
