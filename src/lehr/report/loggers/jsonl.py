@@ -64,7 +64,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     values. A column that contains strings has dtype object, with "" for missing values.
     """
     numbers: dict[str, array[float]] = {}
-    texts: dict[str, dict[int, str]] = {}
+    strings: dict[str, dict[int, str]] = {}
     fractional = set()
     rows = 0
     with path.open("rb") as file:
@@ -77,7 +77,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
             for name, value in row.items():
                 value = _NON_FINITE.get(value, value) if isinstance(value, str) else value
                 if isinstance(value, str):
-                    texts.setdefault(name, {})[rows] = value
+                    strings.setdefault(name, {})[rows] = value
                     continue
                 column = numbers.setdefault(name, array("d"))
                 if not isinstance(value, int) or len(column) < rows:
@@ -90,7 +90,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
         short = rows - len(column)
         column.extend([math.nan] * short)
         columns[name] = np.array(column, np.float64 if short or name in fractional else np.int64)
-    for name, places in texts.items():
+    for name, places in strings.items():
         mixed = columns[name].astype(object) if name in columns else np.full(rows, "", object)
         mixed[list(places)] = list(places.values())
         columns[name] = mixed
