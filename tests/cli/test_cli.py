@@ -13,7 +13,7 @@ from lehr.cli import COMMANDS, main
 from lehr.envs import ADAPTERS
 from lehr.schedules import COEFFICIENTS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "schedules.md"]
 
 
