@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 # Two sets of packages in one .venv: what Lehr needs to run, and what its tests need besides.
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
 
-.PHONY: demo test lint types check format bench figures clean
+.PHONY: demo test test-all lint types format bench figures clean
 
 # PPO on CartPole with an annealed entropy coefficient: the progress, an evaluation, and the curve with its coefficients.
 demo: $(RUN)
@@ -15,8 +16,13 @@ demo: $(RUN)
 		--entropy-coef "0.03 -> 0.001 cosine" --learning-rate "2e-3 -> 0" --discount 0.98 --gae-lambda 0.9 \
 		--horizon 32 --minibatches 4 --run-dir runs/demo
 
-# Lint, types and tests: what CI runs.
-test: lint types check
+# Lint, types and all tests but the slow ones: before a commit.
+test: lint types
+	$(PYTEST) -m "not slow"
+
+# Lint, types and all tests: what CI runs.
+test-all: lint types
+	$(PYTEST)
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -24,9 +30,6 @@ lint: $(DEV)
 
 types: $(DEV)
 	$(BIN)/mypy
-
-check: $(DEV)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .
