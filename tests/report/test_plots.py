@@ -198,7 +198,7 @@ def test_matplotlib_is_imported_only_for_a_figure():
 
 def test_pyplot_is_never_imported(tmp_path):
     program = (
-        "import sys; from lehr import plots, schedule; "
+        "import sys; from lehr import schedule; from lehr.report import plots; "
         f"plots.save_figure(plots.figure([schedule('1 -> 0')]), {str(tmp_path / 'a.png')!r}); "
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
