@@ -2,48 +2,61 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# Two sets of packages in one .venv: what Lehr needs to run, and what its tests need besides.
+RUN := $(VENV)/.installed-run
+DEV := $(VENV)/.installed-dev
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
 
-.PHONY: demo test lint types check format bench figures clean
+.PHONY: demo test test-all lint types format bench figures clean
 
 # PPO on CartPole with an annealed entropy coefficient: the progress, an evaluation, and the curve with its coefficients.
-demo: $(STAMP)
+demo: $(RUN)
 	rm -rf runs/demo
 	$(BIN)/lehr train ppo --env CartPole-v1 --total-steps 100k --evaluate-every 100k --target-return 475 \
 		--entropy-coef "0.03 -> 0.001 cosine" --learning-rate "2e-3 -> 0" --discount 0.98 --gae-lambda 0.9 \
 		--horizon 32 --minibatches 4 --run-dir runs/demo
 
-# Lint, types and tests: what CI runs.
-test: lint types check
+# Lint, types and all tests but the slow ones: before a commit.
+test: lint types
+	$(PYTEST) -m "not slow"
 
-lint: $(STAMP)
+# Lint, types and all tests: what CI runs.
+test-all: lint types
+	$(PYTEST)
+
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)
+types: $(DEV)
 	$(BIN)/mypy
 
-check: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
-
-format: $(STAMP)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # Speed, as ratios measured in one run. bench/references.py and bench/annealing.py measure learning; they take minutes.
-bench: $(STAMP)
+bench: $(RUN)
 	$(BIN)/python bench/schedules.py
 	$(BIN)/python bench/ppo.py
 
 # The pictures in docs/, drawn again from the texts in the page.
-figures: $(STAMP)
+figures: $(RUN)
 	$(BIN)/python docs/figures.py
 
-$(STAMP): pyproject.toml
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lehr needs Python 3.11 or newer; say which with make PYTHON=python3.12")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $(STAMP)
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN): pyproject.toml | $(BIN)/python
+	$(INSTALL) .
+	touch $@
+
+$(DEV): $(RUN)
+	$(INSTALL) ".[dev]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,8 +20,9 @@ from lehr.envs.builtin.chain import DeepChain
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.report.plots import COLOURS, save_figure, steps_text, tidy
 from lehr.schedules.bundle import population
-from lehr.training.iteration import assemble, initial_state, iteration
+from lehr.training.iteration import iteration
 from lehr.training.plan import use_compilation_cache
+from lehr.training.program import assemble, initial_state
 
 CONSTANTS = ["0", "0.01", "0.03", "0.1", "0.3", "0.5", "1", "3"]
 SCHEDULES = ["1 -> 0", "3 -> 0", "3 -> 0 cosine"]
@@ -33,17 +34,19 @@ NETWORK = NetworkConfig(hidden_sizes=(32, 32))
 
 def train() -> tuple[np.ndarray, int]:
     """Mean episode returns `[coefficients, seeds, updates]`, and the env steps of one update."""
-    program, first, _ = assemble("ppo", ENV, CONFIG, NETWORK, TOTAL)
+    program, first = assemble("ppo", ENV, CONFIG, NETWORK, TOTAL)
     members = [coefficients(replace(CONFIG, entropy_coef=text), TOTAL) for text in CONSTANTS + SCHEDULES]
-    stacked = population([{name: one[name] for name in first.names} for one in members])
+    stacked = population([{name: one[name] for name in first.coefficients.names} for one in members])
     updates = TOTAL // program.steps_per_update
 
     def begin(seed: jax.Array) -> Any:
         key = jax.random.key(seed)
         _, params = actor_critic(ENV.observation_space, ENV.action_space, NETWORK, key)
-        return initial_state(program, first, params, key)
+        return initial_state(program, first.coefficients, params, key)
 
     def run(coefficients: Any, state: Any) -> jax.Array:
+        state = state._replace(coefficients=coefficients)
+
         def update(state: Any, _: None) -> tuple[Any, jax.Array]:
             state, metrics = iteration(program, state)
             return state, metrics["episode/return"]

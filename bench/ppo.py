@@ -43,17 +43,17 @@ CONSTANT = {name: text.split(", ")[-1].split(" ")[0] for name, text in SCHEDULED
 def lehr_runners(settings: Settings, variants: dict[str, Settings], network: Settings) -> dict[str, Runner]:
     """For each variant of the coefficients a function that makes so many updates; all share one compiled program."""
     configs = [ppo.Config(**settings, **variant) for variant in variants.values()]
-    program, first, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
+    program, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
     found = [coefficients(config, TOTAL) for config in configs]
-    stacked = population([{name: one[name] for name in first.names} for one in found])
-    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=1)
+    stacked = population([{name: one[name] for name in state.coefficients.names} for one in found])
+    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0)
 
     def runner(index: int) -> Runner:
         own = jax.tree.map(lambda leaf: leaf[index], stacked)
-        held = [jax.tree.map(jnp.copy, state)]
+        held = [jax.tree.map(jnp.copy, state._replace(coefficients=own))]
 
         def run(updates: int) -> Any:
-            held[0], rows = compiled(own, held[0], jnp.int32(updates))
+            held[0], rows = compiled(held[0], jnp.int32(updates))
             return jax.block_until_ready(rows)
 
         return run

@@ -7,10 +7,12 @@ import os
 import shutil
 import tempfile
 from importlib import metadata
+from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -20,9 +22,27 @@ FLAG, GIVEN = "--xla_cpu_use_fusion_emitters", os.environ.get("XLA_FLAGS", "")
 if metadata.version("jaxlib").startswith("0.10.") and FLAG not in GIVEN:
     os.environ["XLA_FLAGS"] = f"{GIVEN} {FLAG}=false".strip()
 
-# Programs that are compiled here are neither taken from the user's cache nor left in it.
-os.environ["LEHR_CACHE"] = tempfile.mkdtemp(prefix="lehr-compiled-")
-atexit.register(shutil.rmtree, os.environ["LEHR_CACHE"], ignore_errors=True)
+# Programs that are compiled here are neither taken from the user's cache nor left in it. All workers, and all processes
+# that tests start, share one cache, which the first of them makes and removes.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    place = tempfile.mkdtemp(prefix="lehr-compiled-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    os.environ["LEHR_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(place, "programs")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _put(cache, key, value):
+    """Write a program as JAX does, but at once: another worker never reads half of it."""
+    path = Path(cache.path, f"{key}-cache")
+    if not path.exists():
+        with tempfile.NamedTemporaryFile(dir=path.parent.parent, delete=False) as file:
+            file.write(value)
+        Path(file.name).replace(path)
+
+
+LRUCache.put = _put
 
 # Repeatable everywhere, and patient: a busy machine must not fail a test.
 hypothesis.settings.register_profile(

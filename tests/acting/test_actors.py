@@ -351,13 +351,13 @@ def test_a_run_with_actors_goes_on_from_what_was_learned_and_begins_new_episodes
     same = jax.tree.map(lambda x, y: np.array_equal(x, y), saved.learner.params, stopped.params)
     assert all(jax.tree.leaves(same))
     with caplog.at_level(logging.WARNING, "lehr"):
-        resumed = lehr.resume(tmp_path / "run")
+        resumed = lehr.resume(tmp_path / "run", trust=True)
     assert [record.message for record in caplog.records] == [
         "The environments of gym:tests.envs.gym_tasks:Walk-v0 begin new episodes: those of actors are not brought back."
     ]
     assert resumed.metrics["update"].tolist() == list(range(1, 61))
     with caplog.at_level(logging.WARNING, "lehr"):
-        alone = lehr.resume(tmp_path / "run", actors="none", total_steps=62 * STEPS)
+        alone = lehr.resume(tmp_path / "run", trust=True, actors="none", total_steps=62 * STEPS)
     assert "restart, since one cannot be brought back: the run had actors of their own until now." in caplog.text
     assert alone.final["update"] == 62
     # The first rollout after the stop was made with what was saved: it does not lag.

@@ -77,11 +77,11 @@ def dense(torso, actions, **settings):
     """The start `[P]`, the gradient `[P]` and the Fisher information `[P, P]` of a rollout, in float64."""
     network, params = network_of(torso, actions, **settings)
     rollout = lived(torso, actions, **settings)
-    actor, critic = network.part(params)
+    actor, critic = network.split(params)
     start, unravel = ravel_pytree(actor)
 
     def policy_of(parameters):
-        params = network.join(unravel(parameters), critic)
+        params = network.merge(unravel(parameters), critic)
         policy = network.unroll(params, rollout.carry, rollout.obs, rollout.reset)[1]
         flat = [leaf.reshape(-1, leaf.shape[-1]) for leaf in jax.tree.leaves(policy)]
         return jnp.concatenate(flat, -1), policy.log_prob(rollout.action).ravel(), policy
@@ -118,7 +118,7 @@ def test_the_step_is_the_natural_gradient_of_a_dense_fisher_matrix(torso, action
     network, params = network_of(torso, actions, **settings)
     after, metrics = learn(algorithm_of(network), lived(torso, actions, **settings), params=params)
     start, step = natural_step(torso, actions, **settings)
-    found = np.float64(ravel_pytree(network.part(after)[0])[0]) - start
+    found = np.float64(ravel_pytree(network.split(after)[0])[0]) - start
     assert metrics["trust_region/accepted"] == 1
     assert metrics["trust_region/residual"] < 1e-3
     expected = step * COEF["line_search_shrink"] ** metrics["trust_region/backtracks"]
@@ -132,7 +132,7 @@ def test_damping_turns_the_step_toward_the_plain_gradient():
 
     def alignment(damping):
         after, _ = learn(algorithm_of(), lived(), damping=damping)
-        moved = np.float64(ravel_pytree(network.part(after)[0])[0]) - start
+        moved = np.float64(ravel_pytree(network.split(after)[0])[0]) - start
         return moved @ gradient / np.linalg.norm(moved) / np.linalg.norm(gradient)
 
     assert alignment(0.01) < 0.9
@@ -176,13 +176,13 @@ def test_a_step_that_is_too_large_is_shortened_until_the_divergence_allows_it():
 
 def test_a_policy_for_which_nothing_is_found_stays_as_it_is_to_the_last_bit():
     network, params = network_of()
-    actor, critic = network.part(params)
+    actor, critic = network.split(params)
     after, metrics = learn(algorithm_of(line_search_steps=1), lived(), target_kl=1.5, damping=1e-3)
     assert metrics["trust_region/accepted"] == 0
     assert metrics["trust_region/backtracks"] == 1
     assert metrics["trust_region/kl"] == metrics["trust_region/gain"] == 0
-    assert identical(network.part(after)[0], actor)
-    assert not identical(network.part(after)[1], critic)
+    assert identical(network.split(after)[0], actor)
+    assert not identical(network.split(after)[1], critic)
 
 
 def test_without_a_gain_no_step_is_taken():
@@ -252,15 +252,15 @@ def test_the_entropy_bonus_keeps_the_policy_open():
 def test_values_are_fitted_without_touching_the_policy_and_the_other_way_round(torso, settings):
     """Also by an optimiser that pulls every parameter it knows toward 0."""
     network, params = network_of(torso, **settings)
-    actor, critic = network.part(params)
+    actor, critic = network.split(params)
     refused = algorithm_of(network, optimiser="adamw", line_search_steps=1, value_epochs=20)
     after, metrics = learn(refused, lived(torso, **settings), params=params, target_kl=3.0, damping=1e-3)
-    found = network.part(after)
+    found = network.split(after)
     assert metrics["trust_region/accepted"] == 0
     assert identical(found[0], actor)
     assert not identical(found[1], critic)
     after, metrics = learn(algorithm_of(network), lived(torso, **settings), params=params, value_learning_rate=0.0)
-    found = network.part(after)
+    found = network.split(after)
     assert metrics["trust_region/accepted"] == 1
     assert not identical(found[0], actor)
     assert identical(found[1], critic)

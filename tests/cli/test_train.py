@@ -47,14 +47,6 @@ PARAMETERS = (4 * 8 + 8) + (8 * 8 + 8) + (8 * 2 + 2) + (4 * 8 + 8) + (8 * 8 + 8)
 """Of two networks with two layers of 8, from 4 numbers to 2 actions and to 1 value."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    """One cache of compiled programs for all processes of these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEHR_CACHE", str(tmp_path_factory.getbasetemp().parent / "compiled"))
-        yield
-
-
 def call(*words):
     """The exit code, standard output and standard error of a command."""
     out, err = io.StringIO(), io.StringIO()

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 import lehr
 from lehr import cli
@@ -74,10 +75,9 @@ class NotANumber(Environment):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def surroundings(tmp_path_factory):
-    """A compilation cache and a registry of environments for these tests alone."""
+def surroundings():
+    """A registry of environments for these tests alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEHR_CACHE", str(tmp_path_factory.mktemp("compiled")))
         patch.setattr(registry, "_registry", dict(registry._registry))
         # Each environment makes 8 steps in an update: those of updates 6 to 9 are not finite.
         register("Broken-v0")(lambda: NotANumber(40, 72))
@@ -144,14 +144,28 @@ def test_nothing_is_traced_after_the_first_update(watched):
     assert {traces for _, _, traces in watched.calls} == {watched.traces}
 
 
-def test_other_numbers_compile_no_other_program(train):
-    programs = Path(jax.config.jax_compilation_cache_dir)
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """A cache of compiled programs that only this test writes to, found as a user's is."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    kept = {name: getattr(jax.config, name) for name in names}
+    monkeypatch.setenv("LEHR_CACHE", str(tmp_path / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.clear_caches()
+    compilation_cache.reset_cache()
+    yield tmp_path / "compiled"
+    for name, value in kept.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_other_numbers_compile_no_other_program(train, own_cache):
     train(name="one", learning_rate="1e-3 -> 1e-4")
-    before = sorted(programs.glob("jit_chunk*"))
+    before = sorted(own_cache.glob("jit_chunk*"))
     train(name="other", learning_rate="1e-2 -> 0 cosine", discount=0.9, seed=5, total_steps=STEPS * 17)
-    assert sorted(programs.glob("jit_chunk*")) == before != []
+    assert sorted(own_cache.glob("jit_chunk*")) == before != []
     train(name="larger", num_envs=6)
-    assert len(sorted(programs.glob("jit_chunk*"))) > len(before)
+    assert len(sorted(own_cache.glob("jit_chunk*"))) > len(before)
 
 
 def test_a_chunk_grows_to_half_a_second_and_no_more():

@@ -114,7 +114,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(overlap, torso, train, 
     whole = train(TASKS + "Walk-v0", "whole", **settings)
     stopped = train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, **settings)
     assert 300 <= stopped.final["env_steps"] < 40 * 32
-    resumed = lehr.resume(tmp_path / "run")
+    resumed = lehr.resume(tmp_path / "run", trust=True)
     assert resumed.final["env_steps"] == 40 * 32
     assert same(resumed, whole)
 
@@ -124,7 +124,7 @@ def test_environments_that_cannot_be_brought_back_restart_and_the_run_says_so(tr
     train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, **settings)
     assert not caplog.records
     with caplog.at_level(logging.WARNING, "lehr"):
-        resumed = lehr.resume(tmp_path / "run")
+        resumed = lehr.resume(tmp_path / "run", trust=True)
     assert [record.message for record in caplog.records] == [
         "The environments of gym:tests.envs.gym_tasks:Walk-v0 cannot be brought back to where they were: they restart."
     ]
@@ -160,7 +160,7 @@ def test_after_a_restart_acting_begins_with_what_the_environments_show(overlap, 
 def test_an_environment_that_does_not_do_the_same_twice_restarts(train, tmp_path, caplog, monkeypatch):
     train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, total_steps=20 * 32)
     monkeypatch.setattr("tests.envs.gym_tasks.Walk._obs", lambda self: (self.place + 1).astype(np.float32))
-    lehr.resume(tmp_path / "run")
+    lehr.resume(tmp_path / "run", trust=True)
     assert "restart, since one cannot be brought back: it does not do the same twice." in caplog.text
 
 
@@ -189,7 +189,7 @@ def test_a_run_whose_environment_fails_stops_with_its_last_good_state(fault, sen
     assert str(error.value).endswith(f"The last good state is saved in '{tmp_path / 'run'}'.")
     # Of the 20 good steps 16 made two rollouts; while the second is learned from, the third fails.
     updates = 1 if overlap else 2
-    loaded = lehr.load(tmp_path / "run")
+    loaded = lehr.load(tmp_path / "run", trust=True)
     assert int(loaded.state.updates) == updates
     assert loaded.metrics["update"].tolist() == list(range(1, updates + 1))
     assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), loaded.params))
@@ -213,7 +213,7 @@ def test_a_failure_while_it_is_evaluated_loses_nothing(train, tmp_path):
     """Training makes 16 steps in each environment, the evaluation more."""
     with pytest.raises(RunFailed, match=r"While it was evaluated: The environment .* failed in step"):
         train(TASKS + "Faulty-v0", total_steps=64, evaluate_episodes=64, env_parameters={"fault": "raises"})
-    loaded = lehr.load(tmp_path / "run")
+    loaded = lehr.load(tmp_path / "run", trust=True)
     assert int(loaded.state.updates) == 2
     assert loaded.metrics["update"].tolist() == [1, 2]
 
@@ -268,7 +268,7 @@ def test_a_trained_policy_is_evaluated_and_filmed(train, tmp_path):
     episodes = lehr.evaluate(result.policy, make(TASKS + "Picture-v0"), episodes=37)
     assert episodes.returns.shape == (37,)
     assert episodes.lengths.tolist() == [1] * 37
-    assert main(["play", str(tmp_path / "run"), "--gif", str(tmp_path / "play.gif")]) in (0, None)
+    assert main(["play", str(tmp_path / "run"), "--trust", "--gif", str(tmp_path / "play.gif")]) in (0, None)
     assert (tmp_path / "play.gif").stat().st_size > 100
 
 

@@ -133,6 +133,7 @@ PLACES = {  # the most calls that are waited for: at most two checkpoints' worth
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
+    """Compiled programs of processes that are killed, which may leave half of one."""
     return tmp_path_factory.mktemp("compiled")
 
 
@@ -142,7 +143,7 @@ def child(cache):
         order = {"run": str(path), "settings": settings, "place": place, "count": count, "seconds": seconds}
         return subprocess.run(
             [sys.executable, "-W", "error", "-c", CHILD, json.dumps(order | {"signal": int(sent)})],
-            env=os.environ | {"LEHR_CACHE": str(cache)},
+            env=os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)},
             capture_output=True,
             text=True,
             timeout=300,
@@ -152,11 +153,9 @@ def child(cache):
 
 
 @pytest.fixture(scope="module")
-def whole(cache, tmp_path_factory):
+def whole(tmp_path_factory):
     """A feed-forward run that was never stopped, made in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEHR_CACHE", str(cache))
-        yield lehr.train(run_dir=tmp_path_factory.mktemp("whole"), **COMMON, **VARIANTS["feed-forward"]).run_dir
+    return lehr.train(run_dir=tmp_path_factory.mktemp("whole"), **COMMON, **VARIANTS["feed-forward"]).run_dir
 
 
 def newest_of(run_dir):
@@ -258,9 +257,8 @@ def test_handlers_of_signals_are_given_back(whole):
 
 
 @pytest.fixture
-def stopped(cache, tmp_path, monkeypatch):
+def stopped(tmp_path):
     """A function that trains the feed-forward run until after an update."""
-    monkeypatch.setenv("LEHR_CACHE", str(cache))
 
     def train(update, name="run", **settings):
         path = tmp_path / name

@@ -437,7 +437,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(module, tmp_path, caplo
     stopped = lehr.train("ppo", run_dir=tmp_path / "run", progress_fn=lambda steps, _: steps >= 900, **settings)
     assert 900 <= stopped.final["env_steps"] < 30 * 96
     with caplog.at_level(logging.WARNING, "lehr"):
-        resumed = lehr.resume(tmp_path / "run")
+        resumed = lehr.resume(tmp_path / "run", trust=True)
     assert not caplog.records
     leaves = zip(jax.tree.leaves(resumed.params), jax.tree.leaves(whole.params), strict=True)
     assert all(np.array_equal(x, y) for x, y in leaves)
