@@ -27,6 +27,7 @@ test-all: lint types
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(DEV)
 	$(BIN)/mypy

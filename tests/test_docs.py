@@ -117,7 +117,7 @@ def test_table_of_coefficients_in_the_page():
     page = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
     for entry in coefficients().values():
         aliases = ", ".join(f"`{alias}`" for alias in entry.aliases)
-        assert f"\n| `{entry.name}` | {aliases} | {entry.range_text} | {entry.description} |\n" in page
+        assert f"\n| `{entry.name}` | {aliases} | {entry.range_text} | {entry.summary} |\n" in page
 
 
 @pytest.mark.parametrize("algorithm", PAGES_OF_ALGORITHMS)

@@ -132,7 +132,11 @@ def origin(module: str) -> str:
     root = module.partition(".")[0]
     spec = None
     if root not in sys.builtin_module_names:
-        spec = importlib.util.find_spec(root) or importlib.machinery.PathFinder.find_spec(root, [str(Path.cwd())])
+        try:
+            spec = importlib.util.find_spec(root)
+        except ValueError:  # a module that was made by hand, which runs already
+            return f"the module {root!r}"
+        spec = spec or importlib.machinery.PathFinder.find_spec(root, [str(Path.cwd())])
         if spec is None:
             return "a module that is not installed"
     return "a module of Python itself" if spec is None or not spec.origin else f"'{spec.origin}'"

@@ -19,7 +19,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import lehr
-from lehr.acting.actors import ActorRunner, Blueprint, Pool
+from lehr.acting.actors import Blueprint, Pool
 from lehr.acting.actors import actor as worker_module
 from lehr.acting.actors import pool as pool_module
 from lehr.acting.actors.actor import ActorLost, Arrival, Weights, Worker
@@ -29,8 +29,9 @@ from lehr.errors import InputError
 from lehr.training import checkpoint
 from lehr.training.loop import RunFailed
 from lehr.training.plan import make_plan
-from lehr.training.runners.device import make_runner
-from lehr.training.runners.host import Interrupted
+from lehr.training.program import builder
+from lehr.training.runners import Interrupted, make_runner
+from lehr.training.runners.actors import ActorRunner
 from tests.small import SMALL
 
 TASKS = "gym:tests.envs.gym_tasks:"
@@ -86,7 +87,7 @@ def pool(monkeypatch):
     def make(script=None, count=1, queue_size=2):
         monkeypatch.setattr(FakeLink, "script", script or {})
         warnings: list[str] = []
-        made = Pool("fake", Blueprint(None, "impala", None, None, 0), count, queue_size, warnings.append)
+        made = Pool("fake", Blueprint(None, None, 1, 1, frozenset(), 0), count, queue_size, warnings.append)
         pools.append(made)
         return made, warnings
 
@@ -196,7 +197,7 @@ def test_too_few_cpus_for_all_ray_actors_are_told_of(monkeypatch):
     monkeypatch.setattr(pool_module, "ray_cluster", lambda: contextlib.nullcontext(1.0))
     monkeypatch.setitem(LINKS, "ray", FakeLink)
     warnings: list[str] = []
-    made = Pool("ray", Blueprint(None, "impala", None, None, 0), 2, 1, warnings.append)
+    made = Pool("ray", Blueprint(None, None, 1, 1, frozenset(), 0), 2, 1, warnings.append)
     made.start(weights(0))
     made.close()
     assert warnings == ["The Ray cluster has 1 CPUs for 2 actors: some wait until it has more."]
@@ -206,7 +207,10 @@ def test_too_few_cpus_for_all_ray_actors_are_told_of(monkeypatch):
 
 
 def blueprint_of(plan, **changes):
-    return Blueprint(plan.program.env, plan.algorithm, plan.settings, plan.network, plan.run.seed, **changes)
+    env, settings = plan.program.env, plan.settings
+    build = builder(plan.algorithm, env, settings, plan.network)
+    sizes = settings.num_envs, settings.horizon
+    return Blueprint(env, build, *sizes, plan.program.needs, plan.run.seed, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +254,7 @@ def test_what_goes_wrong_in_a_thread_is_a_lost_actor_and_no_lost_run(plan, monke
 def test_an_environment_that_cannot_be_sent_to_a_process_is_explained():
     env = SimpleNamespace(name="gym:Mine-v0", make=lambda: None)
     with pytest.raises(EnvironmentFailed, match=r"gym:Mine-v0 cannot be sent to a process of its own .* set actors to"):
-        ProcessLink(Blueprint(env, "impala", None, None, 0))
+        ProcessLink(Blueprint(env, None, 1, 1, frozenset(), 0))
 
 
 def test_what_cannot_be_sent_by_a_process_is_told_under_its_name(monkeypatch):
@@ -263,7 +267,7 @@ def test_what_cannot_be_sent_by_a_process_is_told_under_its_name(monkeypatch):
 
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     monkeypatch.setattr(Worker, "collect", lambda self, weights: Arrival(0, (), 0.0))
-    _serve(SimpleNamespace(recv=lambda: asked.pop(0), send=send), Blueprint(None, "impala", None, None, 0))
+    _serve(SimpleNamespace(recv=lambda: asked.pop(0), send=send), Blueprint(None, None, 1, 1, frozenset(), 0))
     assert sent == ["TypeError: cannot pickle it"]
 
 
@@ -346,7 +350,7 @@ def test_a_run_with_actors_goes_on_from_what_was_learned_and_begins_new_episodes
     made = int(stopped.final["update"])
     assert 10 <= made < 60
     plan = make_plan("impala", {**SETTINGS, "actors": "threads", "env": TASKS + "Walk-v0", **settings})
-    saved, _, _ = checkpoint.newest(tmp_path / "run" / "checkpoints", plan.state, report=print)
+    saved, _, _ = checkpoint.newest(tmp_path / "run" / "checkpoints", plan.state.saved, report=print)
     assert int(saved.updates) == made
     same = jax.tree.map(lambda x, y: np.array_equal(x, y), saved.learner.params, stopped.params)
     assert all(jax.tree.leaves(same))

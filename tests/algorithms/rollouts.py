@@ -76,7 +76,7 @@ def compiled(algorithm):
 
 def begun(algorithm, params, rollout=None):
     """A learner with these parameters, for rollouts like this one."""
-    example = jax.eval_shape(lambda: made_up() if rollout is None else rollout)
+    example = jax.eval_shape(lambda x: x, made_up() if rollout is None else rollout)
     return algorithm.init(jax.random.key(0), params, example)
 
 

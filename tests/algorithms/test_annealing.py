@@ -5,8 +5,8 @@ import pytest
 
 import lehr
 from lehr import algorithms
+from lehr.algorithms.vocabulary import resolve_entropy_coefficient
 from lehr.cli import main
-from lehr.schedules import resolve_entropy_coefficient
 from tests.algorithms.conftest import MORE_SETTINGS, SETTINGS
 
 UPDATES = 8

@@ -161,7 +161,7 @@ def test_a_step_that_is_too_large_is_shortened_until_the_divergence_allows_it():
     assert metrics["trust_region/accepted"] == 1
     assert backtracks >= 1
     assert metrics["trust_region/kl_full_step"] > 1.5
-    found = np.float64(ravel_pytree(network_of()[0].part(after)[0])[0]) - start
+    found = np.float64(ravel_pytree(network_of()[0].split(after)[0])[0]) - start
     assert np.linalg.norm(found) == pytest.approx(0.5**backtracks * np.linalg.norm(step), rel=0.05)
     # What is reported is the divergence and the gain that NumPy finds between the policies before and after.
     before, now = outputs()[0], outputs(params=after)[0]
@@ -192,7 +192,7 @@ def test_without_a_gain_no_step_is_taken():
     after, metrics = learn(algorithm_of(), rollout)
     assert metrics["trust_region/accepted"] == 0
     assert all(np.isfinite(value) for value in metrics.values())
-    assert identical(network_of()[0].part(after)[0], network_of()[0].part(network_of()[1])[0])
+    assert identical(network_of()[0].split(after)[0], network_of()[0].split(network_of()[1])[0])
 
 
 @pytest.mark.parametrize(("env", "target_kl"), [("CartPole-v1", 0.01), ("CartPole-v1", 1.0), ("Pendulum-v1", 0.3)])

@@ -185,7 +185,10 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
     [
         (["0.03 -> 0.1 cosin"], "did you mean 'cosine'?"),
         (["1 until 500k, 1 -> 0"], "give the budget as total_steps, or --total on the command line."),
-        (["1 -> 0 over 1M", "1 -> 0 over 10%"], "are used in '1 -> 0 over 1M', '1 -> 0 over 10%'"),
+        (
+            ["1 -> 0 over 1M", "1 -> 0 over 10%"],
+            "Both env steps and shares of the budget are used in '1 -> 0 over 1M', '1 -> 0 over 10%'",
+        ),
         (
             ["auto(target_entropy=0.5)"],
             "depends on metrics and not on the step, so it cannot be plotted; give a schedule.",
@@ -195,8 +198,11 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
         (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule is in shares of the budget only"),
         (["1 -> 0 over 5k", "--at", "5%"], "--at is '5%', but the schedule is in env steps only"),
         (["1 -> 0", "--at", "later"], "--at is 'later'; give env steps or a share of the budget"),
-        (["1 -> 0", "--plot", "a.jpg"], "'a.jpg'; the file name must end in .png or .svg."),
-        (["1 -> 0", "--width", "0"], "The chart size is 0 by 17 characters; it must be"),
+        (
+            ["1 -> 0", "--plot", "a.jpg"],
+            "The figure cannot be saved to 'a.jpg'; the file name must end in .png or .svg.",
+        ),
+        (["1 -> 0", "--width", "0"], "The chart size is 0 by 17 characters; it must be from"),
         (["1 -> 0", "--width", "wide"], "argument --width: invalid int value: 'wide'; see 'lehr schedule --help'."),
         (["1 -> 0", "--plto", "a.png"], "There is no option '--plto'; did you mean '--plot'?"),
         (["1 -> 0", "--totl=1M"], "There is no option '--totl'; did you mean '--total'?"),

@@ -161,7 +161,7 @@ def test_the_working_directory_is_no_place_of_suites(stranger, capsys):
 
 @pytest.mark.parametrize("name", ["os:system", "subprocess:run", "math:pi", "builtins:int", "os:path"])
 def test_what_makes_no_environments_is_refused_before_it_is_called(name):
-    with pytest.raises(InputError, match="does not create environments"):
+    with pytest.raises(InputError, match="which does not create environments"):
         envs.make(name)
 
 

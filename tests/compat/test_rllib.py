@@ -317,7 +317,7 @@ def test_a_restored_algorithm_goes_on_where_its_schedules_were(way, watch, tmp_p
         ({"damping": 1.0}, "schedules knows no coefficient 'damping'; known: learning_rate, lr"),
         ({"clip_range_vf": 0.2}, "RLlib has no clip_range_vf, which keeps a value near that of the rollout"),
         ({"lr": 0.1, "learning_rate": 0.2}, "lr is given twice, as lr and learning_rate; remove one."),
-        ({"lr": "0.1 ->"}, "the value after the arrow is missing"),
+        ({"lr": "0.1 ->"}, "expected a value after '->', but the schedule ends here"),
         ({"lr": "adaptive_kl(3e-4)"}, "lr is 'adaptive_kl(value=0.0003)', which reacts to what is measured"),
         ({"lr": "1e-3 -> 0"}, "lr is '0.001 -> 0', which cannot be checked without the budget; give total_timesteps"),
         ({"lr": lambda step: 0.1}, "which cannot be checked without the budget; give total_timesteps"),

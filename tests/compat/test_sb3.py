@@ -318,7 +318,7 @@ def test_a_file_of_the_model_holds_nothing_of_lehrs(tmp_path):
         ({"ent_coeff": 0.1, "end_coef": 0.1}, "knows no coefficient 'ent_coeff'; did you mean 'ent_coef'"),
         ({"rho_clip": 1.0}, "knows no coefficient 'rho_clip'"),
         ({"ent_coef": 0.1, "entropy_coef": 0.2}, "ent_coef is given twice, as ent_coef and entropy_coef"),
-        ({"ent_coef": "0.1 ->"}, "the value after the arrow is missing"),
+        ({"ent_coef": "0.1 ->"}, "expected a value after '->', but the schedule ends here"),
         ({"learning_rate": "adaptive_kl(3e-4)"}, "learning_rate is 'adaptive_kl(value=0.0003)', which reacts"),
         ({"ent_coef": 0.1, "total_timesteps": "1M"}, "total_timesteps is '1M'; it must be a number of env steps"),
         ({"ent_coef": 0.1, "total_timesteps": 0}, "total_timesteps is 0; the budget must be finite and above 0"),

@@ -332,17 +332,17 @@ def test_a_coefficient_is_kept_as_a_number_a_text_or_a_function(spec, kept):
 
 def test_a_bad_coefficient_names_its_key():
     fails(
-        "entropy_coef: In the schedule '0.1 -> ', character 7: the value after the arrow is missing.",
+        "entropy_coef: In the schedule '0.1 -> ', character 7: expected a value after '->', but the schedule ends here.",
         algorithm,
         ent_coef="0.1 -> ",
     )
     fails(
-        "entropy_coef: True is no schedule; give a number, a text, a mapping, [step, value] pairs or a function.",
+        "entropy_coef: True is not a schedule; give a number, a string, a mapping, [step, value] pairs or a function.",
         algorithm,
         entropy_coef=True,
     )
     fails(
-        "entropy_coef: The schedule 'linear' is a shape without values; write its ends too, '0.03 -> 0.001 linear'.",
+        "entropy_coef: The schedule 'linear' is a shape without values; add them, for example '0.03 -> 0.001 linear'.",
         algorithm,
         entropy_coef="linear",
     )
@@ -486,7 +486,10 @@ def test_the_three_keys_mean_what_coefficient_schedule_makes_of_them(value, shap
 def test_the_warmup_of_a_function_is_in_steps():
     warmed = coefficients(algorithm(ent_coef=decay, ent_coef_warmup_steps=4), TOTAL)["entropy_coef"]
     assert [warmed(step) for step in (0, 1, 4, 5)] == [0, 0.005, 0.02, 0.01]
-    with pytest.raises(InputError, match="The warm-up of a function must be in env steps"):
+    with pytest.raises(
+        InputError,
+        match="The warm-up of a function has length 20%; give it in env steps, since a function has no budget",
+    ):
         algorithm(ent_coef=decay, ent_coef_warmup_steps="20%")
 
 

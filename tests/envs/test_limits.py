@@ -236,7 +236,7 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(kind, tmp_path):
         tensorboard=False,
         progress=False,
     )
-    network, obs = result.policy.program.network, jnp.zeros((1, 1))
+    network, obs = result.policy.program.agent.network, jnp.zeros((1, 1))
     obs = {"nothing": obs} if kind == "jumanji" else obs
     value = network.value(result.params, network.initial_carry((1,)), obs)
     assert float(value[0]) == pytest.approx(1 / (1 - DISCOUNT), abs=0.08)

@@ -256,7 +256,13 @@ def learning(algorithm, config, **coef):
         name: jnp.float32(value)
         for name, value in {"discount": 0.9, "gae_lambda": 0.9, "entropy_coef": 0.01, **coef}.items()
     }
-    return lambda params: made.learn(made.init(params), rollout, coef, jax.random.key(1))[0].params, params
+    example = jax.eval_shape(lambda x: x, rollout)
+
+    def learned(params):
+        learner = made.init(jax.random.key(0), params, example)
+        return made.learn(learner, rollout, coef, jax.random.key(1))[0].params
+
+    return learned, params
 
 
 def test_an_update_of_ppo_is_the_same(monkeypatch, calls):

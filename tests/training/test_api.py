@@ -442,7 +442,7 @@ def test_an_evaluation_that_is_not_a_number_is_not_the_best(train, monkeypatch):
     result = train(
         "Broken-v0", **BROKEN | {"evaluate_episodes": 2, "evaluate_every": STEPS * 10, "total_steps": STEPS * 20}
     )
-    _, meta, _ = checkpoint.newest(result.run_dir / "checkpoints", result.state)
+    _, meta, _ = checkpoint.newest(result.run_dir / "checkpoints", result.state.saved)
     assert meta["best"] is None
 
 

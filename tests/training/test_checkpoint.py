@@ -347,8 +347,8 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 
 def test_another_format_is_no_damage(tmp_path):
-    sealed(checkpoint.save(tmp_path, state_of(1), 1, {}), format=2)
-    with pytest.raises(InputError, match="has format 2, but this version of Lehr reads 1"):
+    sealed(checkpoint.save(tmp_path, state_of(1), 1, {}), format=3)
+    with pytest.raises(InputError, match="has format 3, but this version of Lehr reads 2 and older"):
         checkpoint.newest(tmp_path, state_of(0))
 
 

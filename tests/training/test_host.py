@@ -47,7 +47,7 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(autoreset, train):
     settings = {"num_envs": 16, "discount": 0.7, "learning_rate": "0.02 -> 0", "entropy_coef": 0.0}
     env = {"env_parameters": {"autoreset": autoreset}}
     result = train(TASKS + "Endless-v0", total_steps=150 * 16 * 8, **settings, **env)
-    network, params = result.policy.program.network, result.params
+    network, params = result.policy.program.agent.network, result.params
     value = network.value(params, network.initial_carry((1,)), np.zeros((1, 1), np.float32))
     assert float(value[0]) == pytest.approx(1 / 0.3, abs=0.08)
     assert result.metrics["episode/length"][-1] == 3

@@ -112,9 +112,9 @@ class VTraceSettings(Settings):
     """What algorithms have that correct for an older policy with V-trace."""
 
     rho_clip: Annotated[Coef, Coefficient(("vtrace_rho_clip", "rho_bar"), open_minimum=True)] = 1.0
-    """V-trace's clip of the ratio in the temporal difference: it decides which policy the values belong to."""
+    """V-trace's clip of the ratio in the temporal difference; it decides which policy the values belong to."""
     c_clip: Annotated[Coef, Coefficient(("vtrace_c_clip", "c_bar"), open_minimum=True)] = 1.0
-    """V-trace's clip of the ratio in the trace: it decides how fast the values are learned."""
+    """V-trace's clip of the ratio in the trace; it decides how fast the values are learned."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _coefficients(arguments: argparse.Namespace) -> Rows:
     known = vocabulary.coefficients().values()
-    return [[entry.name, ", ".join(entry.aliases), entry.range_text, entry.description] for entry in known]
+    return [[entry.name, ", ".join(entry.aliases), entry.range_text, entry.summary] for entry in known]
 
 
 def _algorithms(arguments: argparse.Namespace) -> Rows:

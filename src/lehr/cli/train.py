@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.config:
         found = {name: value for name, value in config.merge(classes, given, {}).items() if name not in flags}
         check_trust(found, f"The config '{arguments.config}'", arguments.trust)
-    if arguments.trust or "env" in flags:
+    if arguments.trust or "env" in flags or any(map(plugins.own_code, flags.values())):
         find_own_code()
     settings = config.merge(classes, given, flags)
     for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, not settings

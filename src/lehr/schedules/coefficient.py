@@ -31,6 +31,15 @@ class Coefficient:
     """Its field's docstring."""
 
     @property
+    def summary(self) -> str:
+        """The first clause of its description.
+
+        >>> Coefficient(description="Weight of the penalty; none leaves it out.").summary
+        'Weight of the penalty'
+        """
+        return self.description.partition(";")[0].removesuffix(".")
+
+    @property
     def range_text(self) -> str:
         """The range in interval notation."""
         left = "(" if self.open_minimum else "["

@@ -248,7 +248,7 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(tmp_path):
         run_dir=tmp_path / "run",
         **{**SMALL, **settings},
     )
-    network = result.policy.program.network
+    network = result.policy.program.agent.network
     obs = make("envpool:CartPole-v1").start(8).reset(np.arange(8, dtype=np.uint32))
     value = network.value(result.params, network.initial_carry((8,)), obs)
     np.testing.assert_allclose(value, 1 / 0.3, atol=0.08)

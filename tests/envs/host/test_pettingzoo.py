@@ -422,7 +422,7 @@ def test_time_limits_are_seen_through_and_waiting_teaches_nothing(module, tmp_pa
     settings = {"discount": 0.7, "learning_rate": "0.02 -> 0", "entropy_coef": 0.0}
     run = {"total_steps": 120 * 8 * 8 * 3, "run_dir": tmp_path / "run"}
     result = lehr.train("ppo", env=module(Brief), **run, **{**SMALL, "num_envs": 8, **settings})
-    network = result.policy.program.network
+    network = result.policy.program.agent.network
     obs = np.array([[0.0], [1.0]], np.float32)
     value = network.value(result.params, network.initial_carry((2,)), obs)
     np.testing.assert_allclose(value, [1 / 0.3, 1.0], atol=0.08)

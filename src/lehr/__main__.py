@@ -1,0 +1,7 @@
+"""`python -m lehr`: the command line."""
+
+import sys
+
+from lehr.cli import main
+
+sys.exit(main())
