@@ -43,7 +43,11 @@ def test_python_of_the_pages(page):
     assert not failed, report.getvalue()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES_OF_ALGORITHMS.values()], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES_OF_ALGORITHMS.values())],
+    ids=lambda page: page.name,
+)
 def test_training_shown_in_the_pages(page, tmp_path, monkeypatch):
     """The block as it is shown, with a smaller budget."""
     (block,) = [block for block in blocks(page, "python") if "lehr.train" in block]

@@ -373,6 +373,7 @@ def _children(name):
     return [child for child in multiprocessing.active_children() if child.name.startswith(name)]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced_and_the_run_ends_well(train, caplog):
     killed = []
 
@@ -400,6 +401,7 @@ def test_an_environment_that_fails_in_an_actor_stops_the_run_with_a_sentence(kin
     assert not _children("lehr-actor")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_actor_that_is_killed_is_replaced_and_the_run_ends_well(train, caplog):
     """On a local cluster. Ray's own processes warn of what is not ours."""

@@ -163,7 +163,7 @@ def test_the_policy_that_acts_is_behind_by_exactly_the_lag(lag, begin, quickly):
     np.testing.assert_allclose(policy.log_prob(rollout.action), rollout.log_prob, atol=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+@pytest.mark.parametrize("algorithm", ["impala", pytest.param("appo", marks=pytest.mark.slow)])
 def test_the_ratios_leave_one_by_more_the_longer_the_lag(algorithm, begin, advance):
     distances = []
     for lag in (0, 1, 4):

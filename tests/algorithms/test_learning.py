@@ -42,35 +42,40 @@ def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
     return float(np.nanmean(np.asarray(rows)[-updates // 10 :, column]))
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("algorithm", "env", "total_steps", "settings", "least"),
     [
         ("ppo", "CartPole-v1", 500_000, {}, 450),
-        ("ppo", "Acrobot-v1", 200_000, {}, -100),
-        ("ppo", "Pendulum-v1", 300_000, PENDULUM, -300),
+        pytest.param("ppo", "Acrobot-v1", 200_000, {}, -100, marks=SLOW),
+        pytest.param("ppo", "Pendulum-v1", 300_000, PENDULUM, -300, marks=SLOW),
         ("a2c", "CartPole-v1", 400_000, {}, 400),
-        ("a2c", "Pendulum-v1", 600_000, A2C_PENDULUM, -300),
+        pytest.param("a2c", "Pendulum-v1", 600_000, A2C_PENDULUM, -300, marks=SLOW),
         ("trpo", "CartPole-v1", 100_000, {}, 400),
-        ("trpo", "Pendulum-v1", 150_000, TRPO_PENDULUM, -300),
+        pytest.param("trpo", "Pendulum-v1", 150_000, TRPO_PENDULUM, -300, marks=SLOW),
         ("ppg", "CartPole-v1", 100_000, {}, 400),
-        ("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM, -300),
+        pytest.param("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM, -300, marks=SLOW),
         ("impala", "CartPole-v1", 300_000, {}, 400),
-        ("impala", "Pendulum-v1", 600_000, IMPALA_PENDULUM, -300),
+        pytest.param("impala", "Pendulum-v1", 600_000, IMPALA_PENDULUM, -300, marks=SLOW),
         ("recurrent_ppo", "CartPole-v1", 60_000, {}, 400),
-        ("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300),
+        pytest.param("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300, marks=SLOW),
         ("appo", "CartPole-v1", 250_000, {}, 400),
-        ("appo", "Pendulum-v1", 250_000, APPO_PENDULUM, -300),
+        pytest.param("appo", "Pendulum-v1", 250_000, APPO_PENDULUM, -300, marks=SLOW),
     ],
 )
 def test_classic_control_is_learned(algorithm, env, total_steps, settings, least):
     assert returns(env, total_steps, algorithm, **settings) >= least
 
 
+@pytest.mark.slow
 def test_hidden_velocities_are_made_up_for_by_a_memory_and_by_nothing_else():
     assert returns("CartPole-Hidden-v1", 150_000, "recurrent_ppo") >= 350
     assert returns("CartPole-Hidden-v1", 150_000) <= 100
 
 
+@pytest.mark.slow
 def test_many_agents_learn_to_reach_their_targets():
     """A policy that learns nothing, at a rate of 0, shows what chance is worth."""
     learned, random = (returns("Swarm-v0", 150_000, learning_rate=rate, **SWARM) for rate in ("1e-3 -> 0", 0.0))

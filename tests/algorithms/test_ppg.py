@@ -123,7 +123,7 @@ def test_a_policy_phase_is_ppos():
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), one, same)
 
 
-@pytest.mark.parametrize("torso", ["mlp", "gru"])
+@pytest.mark.parametrize("torso", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_members_of_a_population_have_their_phases_when_they_are_due(torso):
     algorithm, params = algorithm_of(torso=torso, policy_updates=2, optimiser="sgd"), network_of(torso)[1]
     coef = {name: jnp.float32(value) for name, value in COEF.items()}
@@ -265,7 +265,7 @@ def test_a_phase_improves_the_values_and_the_features_and_holds_the_policy():
             assert not identical(found[name], before[name])
 
 
-@pytest.mark.parametrize("torso", ["mlp", "gru"])
+@pytest.mark.parametrize("torso", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_what_is_not_valid_teaches_nothing(torso):
     algorithm = algorithm_of(torso=torso, auxiliary_epochs=3, auxiliary_minibatches=2)
     assert_steps_not_taken_teach_nothing(algorithm, COEF, torso)
@@ -274,7 +274,7 @@ def test_what_is_not_valid_teaches_nothing(torso):
 # One torso -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("torso", ["mlp", "gru"])
+@pytest.mark.parametrize("torso", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_values_train_a_shared_torso_in_auxiliary_phases_alone(torso):
     """Where nothing is to be gained, the values are all there is to learn in a policy phase."""
     zeros = jnp.zeros_like(made_up().reward)
@@ -322,6 +322,7 @@ def test_in_a_shared_torso_the_value_head_is_the_auxiliary_one():
 # Whole runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "settings"),
     [
@@ -346,6 +347,7 @@ def test_mistakes_are_explained():
         learn(algorithm_of(auxiliary_minibatches=3), made_up())
 
 
+@pytest.mark.slow
 def test_there_is_room_for_every_agent(begin, advance):
     run = advance(begin("ppg", "Swarm-v0", num_envs=2), 4)
     agents = run.program.env.num_agents

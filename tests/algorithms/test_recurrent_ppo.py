@@ -270,6 +270,7 @@ def test_what_is_given_holds_above_the_defaults(tmp_path):
     assert make_plan("recurrent_ppo", given).network == recurrent_ppo.NetworkConfig(torso="lstm", recurrent_size=8)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_memory_and_goes_on(tmp_path):
     small = SMALL | {"window": 4, "burn_in": 2, "recurrent_size": 8}
     run = lehr.train("recurrent_ppo", total_steps=64, run_dir=tmp_path / "run", **small)

@@ -230,6 +230,7 @@ def brax(folder):
         return curve_of(brax_train.train, envs.get_environment("fast"), **options)
 
 
+@pytest.mark.slow
 def test_training_is_that_of_brax(ours, brax):
     """Rollouts, resets, normalisation, minibatches, gradient steps, evaluation: the same seed, the same curve."""
     (curve, (_, params, last)), (their_curve, (_, their_params, their_last)) = ours, brax
@@ -255,7 +256,7 @@ SCHEDULED = {
 }
 
 
-@pytest.mark.parametrize("shape", ["linear", "cosine"])
+@pytest.mark.parametrize("shape", ["linear", pytest.param("cosine", marks=pytest.mark.slow)])
 def test_applied_coefficients_follow_their_schedules(fast, shape):
     """One training step an epoch, and the last one beyond the budget; to the bit, and traced once.
 
@@ -320,6 +321,7 @@ def test_any_divergence_may_be_desired(desired, expected):
     assert float(moved.value) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_numbers_may_have_twice_the_bits(fast):
     with jax.enable_x64(True):
         _, params, metrics = train(fast, STEPS, **SMALL, run_evals=False, normalize_observations=True)
@@ -361,6 +363,7 @@ def test_mistakes_are_said_before_anything_is_compiled(fast, options, sentence):
 # Files -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_files_of_brax_are_read(brax, folder, fast):
     """By restoring, of which the clock begins anew, and as a policy."""
     path = folder / "brax" / f"{16 * STEPS:012d}"
@@ -376,6 +379,7 @@ def test_files_of_brax_are_read(brax, folder, fast):
     assert list(curve) == [STEPS]
 
 
+@pytest.mark.slow
 def test_brax_reads_our_files(ours, folder, fast):
     path = folder / "ours" / f"{16 * STEPS:012d}"
     make_policy, params, _ = ours[1]
@@ -392,6 +396,7 @@ def test_brax_reads_our_files(ours, folder, fast):
     np.testing.assert_array_equal(also, expected)
 
 
+@pytest.mark.slow
 def test_parameters_are_restored_with_or_without_the_critic(ours, fast):
     params = ours[1][1]
     restoring = {**SMALL, "restore_params": params, "normalize_observations_mode": "ema", "seed": 9}
@@ -433,6 +438,7 @@ class Elsewhere(envs.Wrapper):
         return state.replace(obs=state.obs + 100)
 
 
+@pytest.mark.slow
 def test_episodes_go_on_in_the_same_environment_alone(folder, fast):
     """In another one they begin anew, as Brax lets them, with the optimiser and the clock of the checkpoint."""
     options = SMALL | {"num_timesteps": STEPS, "run_evals": False, "normalize_observations": True}
@@ -461,6 +467,7 @@ def test_what_makes_environments_the_same(change, same):
     assert origin.has_environments_of(written) == same
 
 
+@pytest.mark.slow
 def test_statistics_that_brax_has_read_wrongly_are_mended(fast):
     """Brax loads all of them as those of one mode; `restore_params` of such ones go on in it with the right numbers."""
     statistics = theirs.running_statistics
@@ -474,6 +481,7 @@ def test_statistics_that_brax_has_read_wrongly_are_mended(fast):
     np.testing.assert_allclose(found[0].summed_variance, 50 * seen.summed_variance, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_seed_is_other_chance_after_a_checkpoint_too(ours, folder, fast):
     middle = folder / "ours" / f"{8 * STEPS:012d}"
     options = TRAINING | {"num_timesteps": 8 * STEPS, "num_evals": 1, "run_evals": False}
@@ -499,6 +507,7 @@ class Pixels(envs.Wrapper):
         return {"pixels/view_0": (12, 12, 3), "state": (2,)}
 
 
+@pytest.mark.slow
 def test_policies_that_see_pixels_are_loaded_whoever_saved_them(tmp_path, fast):
     small = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,), "cnn_output_channels": (2, 2, 2)}
     factory = functools.partial(brax_vision.make_ppo_networks_vision, **small, normalise_channels=True)
@@ -524,6 +533,7 @@ def test_policies_that_see_pixels_are_loaded_whoever_saved_them(tmp_path, fast):
     np.testing.assert_allclose(action, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_environments_that_do_not_fit_begin_anew(ours, folder, fast):
     """Twice as many of them; the optimiser and the clock go on."""
     path = folder / "ours" / f"{16 * STEPS:012d}"
@@ -532,6 +542,7 @@ def test_environments_that_do_not_fit_begin_anew(ours, folder, fast):
     assert list(curve) == [18 * STEPS]
 
 
+@pytest.mark.slow
 def test_training_goes_on_exactly_from_our_files(ours, folder, fast):
     """Half of it again from the checkpoint in the middle: optimiser, clock, keys and environments are as they were."""
     middle = folder / "ours" / f"{8 * STEPS:012d}"
@@ -544,6 +555,7 @@ def test_training_goes_on_exactly_from_our_files(ours, folder, fast):
         assert last[name] == measured[name], name
 
 
+@pytest.mark.slow
 def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(ours, folder, fast):
     """The rate did not adapt before, so it begins as given; reports count on from the clock of the checkpoint."""
     told = []
@@ -608,6 +620,7 @@ BRAX_TESTS = (
 """Some of them; docs/brax.md speaks of the others."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BRAX_TESTS)
 def test_of_brax(name, monkeypatch):
     """As it is in the installed package, with `train` in the place of Brax's; those that only run, run for less."""
@@ -651,6 +664,7 @@ def test_what_training_tells_on_its_way(fast):
     assert_same(kept[-1][1], params)
 
 
+@pytest.mark.slow
 def test_a_configuration_of_playground_trains_unchanged():
     pytest.importorskip("mujoco_playground")
     with by_their_rules(), contextlib.redirect_stdout(io.StringIO()):
@@ -706,6 +720,7 @@ except ValueError as error: print(error)
 """
 
 
+@pytest.mark.slow
 def test_two_devices_share_the_environments():
     environment = os.environ | {
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",

@@ -56,6 +56,7 @@ def run(title, names):
     return test.globs
 
 
+@pytest.mark.slow
 def test_stable_baselines3(tmp_path):
     theirs("stable_baselines3")
     theirs("torch").set_num_threads(1)
@@ -68,6 +69,7 @@ def test_a_pytorch_loop():
     run("A PyTorch loop", {"policy_loss": 0.0, "entropy": 1.0, "optimizer": optimizer})
 
 
+@pytest.mark.slow
 def test_cleanrl():
     """With what a reader has: an optimiser and the arguments of CleanRL's ppo.py."""
     optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}])
@@ -78,6 +80,7 @@ def test_cleanrl():
     assert names["global_step"] == 4096
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_rllib(tmp_path):
     with warnings.catch_warnings():
@@ -200,6 +203,7 @@ def test_every_coefficient_in_the_text_is_one():
         coefficient(name).check(lehr.schedule(text, 1_000_000))
 
 
+@pytest.mark.slow
 def test_the_half_of_stable_baselines3(tmp_path, monkeypatch):
     theirs("stable_baselines3")
     theirs("torch").set_num_threads(1)

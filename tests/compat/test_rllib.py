@@ -31,7 +31,7 @@ compute_value_targets = advantages.compute_value_targets
 DefaultModelConfig = theirs("ray.rllib.core.rl_module.default_model_config").DefaultModelConfig
 theirs("torch").set_num_threads(1)
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 
 ROLLOUT = 32
 BUDGET = 4 * ROLLOUT

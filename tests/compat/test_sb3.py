@@ -30,6 +30,8 @@ gymnasium = importlib.import_module("gymnasium")
 torch = importlib.import_module("torch")
 torch.set_num_threads(1)
 
+pytestmark = pytest.mark.slow
+
 STEPS, ENVS = 16, 2
 ROLLOUT = STEPS * ENVS
 BUDGET = 4 * ROLLOUT

@@ -72,6 +72,7 @@ def test_polynomial(random):
         agree(polynomial(start, end, power, length), theirs, length, random)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_piecewise_interpolation(random, shape):
     for _ in range(DRAWS):
@@ -83,6 +84,7 @@ def test_piecewise_interpolation(random, shape):
         agree(piecewise(list(points), shape), theirs, int(steps[-1]), random)
 
 
+@pytest.mark.slow
 def test_warmup_cosine(random):
     for _ in range(DRAWS):
         peak, end, length = draw(random)
@@ -92,6 +94,7 @@ def test_warmup_cosine(random):
         agree(ours, theirs, length, random)
 
 
+@pytest.mark.slow
 def test_join(random):
     """Schedules that the next one cuts short, and ones that hold their end until then."""
     for _ in range(DRAWS):

@@ -550,6 +550,7 @@ def table_of(title):
     return [name.rstrip("/") for name in re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_every_block_and_command_of_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"evaluate_episodes": 5, "num_envs": 8, "horizon": 32, "hidden_sizes": (8,), "progress": False}
@@ -579,6 +580,7 @@ def test_the_page_names_every_file_of_a_run(watched):
     assert sorted(table_of("The directory")) == sorted(found | {"git.json"})
 
 
+@pytest.mark.slow
 def test_the_page_names_every_metric(train):
     everything = {"preset": "puffer", "minibatches": 2, "target_kl": 0.1, "total_steps": STEPS * 2}
     names = {name for name in train("Pendulum-v1", **everything).metrics if not name.startswith("coef/")}

@@ -242,6 +242,7 @@ for value in itertools.count():
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_random_moments_leaves_a_whole_checkpoint(tmp_path):
     template = {"a": np.zeros(50_000, int), "b": np.zeros(1000, int)}
     moments = random.Random(0)

@@ -106,7 +106,9 @@ def test_only_environments_on_the_host_overlap(train):
 
 
 @pytest.mark.parametrize(
-    ("overlap", "torso"), [(False, "mlp"), (True, "mlp"), (True, "gru")], ids=["plain", "overlapping", "recurrent"]
+    ("overlap", "torso"),
+    [(False, "mlp"), (True, "mlp"), pytest.param(True, "gru", marks=pytest.mark.slow)],
+    ids=["plain", "overlapping", "recurrent"],
 )
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(overlap, torso, train, tmp_path):
     settings = {"total_steps": 40 * 32, "overlap": overlap, "torso": torso, "recurrent_size": 8}
@@ -241,6 +243,7 @@ def test_the_actions_that_are_kept_are_those_that_were_given():
 # Observations and actions of all kinds -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pictures_and_numbers_are_learned_from_together(train):
     result = train(
         TASKS + "Mixed-v0", total_steps=40 * 16 * 8, num_envs=16, learning_rate="3e-3 -> 0", discount=0.5, overlap=True
@@ -260,6 +263,7 @@ def test_an_image_is_seen_by_convolutions(train):
 # Whole runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_trained_policy_is_evaluated_and_filmed(train, tmp_path):
     from lehr.cli import main
 
@@ -286,6 +290,7 @@ def test_a_vector_environment_that_was_given_is_trained_on(train):
 # Learning ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cartpole_is_learned_alike_on_the_host_and_on_the_device(tmp_path):
     """The mean return over the whole of training, three seeds each, differs by less than a quarter; most seeds solve it."""
     settings = {
@@ -310,6 +315,7 @@ def test_cartpole_is_learned_alike_on_the_host_and_on_the_device(tmp_path):
     assert min(ends.values()) > 475
 
 
+@pytest.mark.slow
 def test_pendulum_is_learned_on_the_host(train):
     settings = {"num_envs": 32, "horizon": 64, "epochs": 4, "minibatches": 8, "hidden_sizes": (64, 64)}
     settings |= {"learning_rate": "2e-3 -> 0", "discount": 0.9, "entropy_coef": 0.0}
@@ -320,6 +326,7 @@ def test_pendulum_is_learned_on_the_host(train):
     assert np.nanmean(returns[-10:]) > -500
 
 
+@pytest.mark.slow
 def test_mujoco_is_learned_on_the_host(train):
     pytest.importorskip("mujoco")
     settings = {"num_envs": 16, "horizon": 64, "epochs": 8, "minibatches": 8, "hidden_sizes": (64, 64)}

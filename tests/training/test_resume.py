@@ -197,6 +197,7 @@ def assert_same_run(one, other):
 # Killed ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, tmp_path):
     draw = random.Random(variant)

@@ -258,6 +258,7 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(tmp_path):
     assert result.metrics["episode/count"][10:].mean() == pytest.approx(32, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_is_evaluated(tmp_path):
     settings = {"num_envs": 8, "horizon": 32, "epochs": 4, "learning_rate": "5e-3 -> 0", "evaluate_episodes": 8}
     result = lehr.train(

@@ -445,6 +445,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(module, tmp_path, caplo
         np.testing.assert_array_equal(resumed.metrics[name], whole.metrics[name])
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_is_evaluated(module, tmp_path):
     """Agents learn to push themselves back to the middle, against their drift."""
     settings = {"num_envs": 8, "horizon": 16, "learning_rate": "0.01 -> 0", "evaluate_episodes": 8, "epochs": 4}

@@ -68,6 +68,7 @@ def test_the_state_holds_what_a_step_reads(pendulum):
     assert len(read) < len(paths)
 
 
+@pytest.mark.slow
 def test_the_physics_of_an_ant_needs_no_scatter_and_almost_no_gather():
     """On a GPU each would be a kernel of its own, ten times in every step."""
     env = adapter.make("ant", backend="spring")
@@ -243,6 +244,7 @@ PENDULUM = {
 }
 
 
+@pytest.mark.slow
 def test_the_pendulum_is_balanced(pendulum):
     """A policy that learns nothing lasts 28 steps; four seeds lasted 550 to 800."""
     total_steps = 131_072

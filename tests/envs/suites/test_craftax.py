@@ -78,6 +78,7 @@ def test_keeps_to_the_protocol():
     assert check_env(make(f"craftax:{CLASSIC}", max_timesteps=30, **SMALL), num_envs=2, num_steps=40) == []
 
 
+@pytest.mark.slow
 def test_trains(tmp_path):
     result = lehr.train(
         "ppo",

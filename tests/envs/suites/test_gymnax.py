@@ -275,6 +275,7 @@ def test_both_ways_to_end_an_episode_are_told_apart(kind):
     assert env.truncation_gap == (5 if kind is OldWalk else 1)
 
 
+@pytest.mark.slow
 def test_images_are_trained_on(tmp_path):
     result = lehr.train(
         "ppo",
@@ -296,6 +297,7 @@ BREAKOUT = {
 }
 
 
+@pytest.mark.slow
 def test_breakout_is_learned():
     """Chance breaks 0.4 bricks; four seeds broke 5.7 to 6.5."""
     total_steps = 65_536

@@ -136,6 +136,7 @@ def test_attributes_and_equality():
     assert make("jumanji:Maze-v0").environments_per_reset == 16
 
 
+@pytest.mark.slow
 def test_trains(tmp_path):
     result = lehr.train(
         "ppo",

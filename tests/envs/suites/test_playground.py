@@ -62,6 +62,7 @@ def test_keeps_to_the_protocol():
     assert check_env(make("playground:CartpoleBalance", episode_length=8), num_envs=2, num_steps=20) == []
 
 
+@pytest.mark.slow
 def test_trains(tmp_path):
     result = lehr.train(
         "ppo",
