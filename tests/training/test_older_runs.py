@@ -1,0 +1,34 @@
+"""Runs that older versions have written go on as if nothing had changed.
+
+Each folder of `older_runs` is a run of format 1, stopped after 2 of its 4 updates, with the parameters that the version
+which wrote it had after all 4, in `expected.npz`.
+"""
+
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import lehr
+
+RUNS = sorted(Path(__file__).with_name("older_runs").iterdir())
+
+
+@pytest.mark.parametrize("older", RUNS, ids=lambda path: path.name)
+def test_a_run_of_an_older_version_goes_on(older, tmp_path):
+    if older.name.startswith("gym"):
+        pytest.importorskip("gymnasium")
+    run = tmp_path / "run"
+    shutil.copytree(older, run)
+    before = lehr.load(run)
+    assert int(before.state.updates) == 2
+    result = lehr.resume(run)
+    assert int(result.state.updates) == 4
+    found = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(result.params)}
+    with np.load(older / "expected.npz") as expected:
+        assert set(found) == set(expected.files)
+        for name in expected.files:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    assert result.metrics["update"].tolist() == [1, 2, 3, 4]
