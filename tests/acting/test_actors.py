@@ -292,7 +292,8 @@ def test_a_script_that_a_process_runs_again_does_not_train_again(monkeypatch):
 def test_coefficients_that_are_functions_stay_with_the_learner():
     settings = {**SETTINGS, "env": TASKS + "Walk-v0", "actors": "processes", "entropy_coef": lambda step: 0.01}
     runner = make_runner(make_plan("impala", settings), warn=print)
-    assert pickle.loads(pickle.dumps(runner.pool.blueprint)).config.entropy_coef == "0.01 -> 0"
+    agent, _ = pickle.loads(pickle.dumps(runner.pool.blueprint)).build(jax.random.key(0))
+    assert agent.config.entropy_coef == "0.01 -> 0"
 
 
 def test_rewards_are_scaled_by_the_returns_of_the_actors_own_environments(monkeypatch):

@@ -254,7 +254,7 @@ def test_a_phase_improves_the_values_and_the_features_and_holds_the_policy():
 
     def unexplained(params):
         """What the best linear function of the actor's features leaves of the targets."""
-        features = network.unroll_with_features(params, made_up().carry, made_up().obs, made_up().reset)[3]
+        features = network.features(params, made_up().carry, made_up().obs, made_up().reset)[1]
         columns = np.column_stack([np.float64(features).reshape(target.size, -1), np.ones(target.size)])
         return np.linalg.lstsq(columns, target.ravel())[1][0]
 
