@@ -29,7 +29,13 @@ def trained(algorithm, folder, *flags):
     return lehr.load(folder)
 
 
-@pytest.mark.parametrize("algorithm", algorithms.names())
+QUICK = ("ppo", "a2c")  # of the others, tests of all algorithms show that their coefficients are applied
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in algorithms.names()],
+)
 def test_both_spellings_anneal_alike_and_the_applied_value_is_in_the_metrics(algorithm, tmp_path, capsys):
     theirs = trained(
         algorithm,

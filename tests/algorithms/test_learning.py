@@ -59,7 +59,7 @@ SLOW = pytest.mark.slow
         pytest.param("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM, -300, marks=SLOW),
         ("impala", "CartPole-v1", 300_000, {}, 400),
         pytest.param("impala", "Pendulum-v1", 600_000, IMPALA_PENDULUM, -300, marks=SLOW),
-        ("recurrent_ppo", "CartPole-v1", 60_000, {}, 400),
+        pytest.param("recurrent_ppo", "CartPole-v1", 60_000, {}, 400, marks=SLOW),
         pytest.param("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300, marks=SLOW),
         ("appo", "CartPole-v1", 250_000, {}, 400),
         pytest.param("appo", "Pendulum-v1", 250_000, APPO_PENDULUM, -300, marks=SLOW),

@@ -286,6 +286,7 @@ def test_a_run_keeps_its_memory_and_goes_on(tmp_path):
 # It learns -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_was_shown_before_is_learned_in_windows_too(recall, begin, advance):
     """Whose memory comes from windows before: an episode is three steps, a window four."""
     cut = {"horizon": 12, "window": 4, "burn_in": 2, "num_envs": 16, "critic_torso": None}

@@ -252,6 +252,7 @@ def test_pictures_and_numbers_are_learned_from_together(train):
     assert result.state.actor.obs["picture"].dtype == np.uint8
 
 
+@pytest.mark.slow
 def test_an_image_is_seen_by_convolutions(train):
     settings = {"num_envs": 16, "learning_rate": 1e-3, "hidden_sizes": (32,), "entropy_coef": 0.0}
     result = train(TASKS + "Picture-v0", total_steps=25 * 16 * 8, frame_stack=2, **settings)

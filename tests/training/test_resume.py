@@ -223,6 +223,7 @@ def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
 # Signals -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_stops_and_the_resumed_run_equals_one_that_was_not_stopped(child, whole, tmp_path):
     settings, run = COMMON | VARIANTS["feed-forward"], RunDirectory(tmp_path / "run")
     updates = []
