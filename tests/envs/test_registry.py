@@ -1,8 +1,11 @@
+import sys
+from importlib import invalidate_caches
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from lehr.envs import Environment, TimeLimit, make, names, register
+from lehr.envs import Environment, TimeLimit, make, names, register, registry
 from lehr.envs.builtin.classic import CartPole
 from lehr.errors import InputError
 from lehr.spaces import Dict
@@ -89,3 +92,76 @@ def test_what_is_of_lehrs_kind_is_not_adapted_whatever_else_it_is():
 
     env = Both()
     assert make(env) is env
+
+
+# Installed packages ---------------------------------------------------------------------------------------------------
+
+OFFERS = """
+from lehr.envs import Environment, make, register
+from lehr.envs.builtin.classic import CartPole
+
+def heavy(gravity: float = 20.0) -> Environment:
+    return make("CartPole-v1", gravity=gravity)
+
+class Light(CartPole):
+    pass
+
+register("Registers-Itself-v0", max_steps=7)(Light)
+number = 3
+"""
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that offers environments, as pip would have installed it."""
+    folder = tmp_path / "offers_environments-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: offers-environments\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[lehr.environments]\n"
+        "HeavyCartPole-v0 = offers_environments:heavy\n"
+        "LightCartPole-v0 = offers_environments:Light\n"
+        "Registers-Itself-v0 = offers_environments:Light\n"
+        "CartPole-v1 = offers_environments:number\n"
+        "Number-v0 = offers_environments:number\n"
+        "Gone-v0 = offers_environments:gone\n"
+    )
+    (tmp_path / "offers_environments.py").write_text(OFFERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("lehr.envs.registry._registry", dict(registry._registry))
+    invalidate_caches()
+    yield "offers_environments"
+    sys.modules.pop("offers_environments", None)
+
+
+def test_an_installed_package_offers_environments_by_name(installed):
+    assert "HeavyCartPole-v0" not in names()
+    assert make("CartPole-v1") == TimeLimit(CartPole(), 500), "a built-in name stays what it is"
+    assert installed not in sys.modules, "nothing is imported until it is asked for"
+    assert make("HeavyCartPole-v0") == TimeLimit(CartPole(gravity=20.0), 500)
+    assert make("HeavyCartPole-v0", gravity=1.0) == TimeLimit(CartPole(gravity=1.0), 500)
+    light = sys.modules[installed].Light
+    assert make("LightCartPole-v0", gravity=1.0) == light(gravity=1.0)
+    assert make("Registers-Itself-v0") == TimeLimit(light(), 7)
+
+
+def test_a_run_may_name_what_an_installed_package_offers(installed):
+    """It is no stranger's: whoever installed the package asked for it."""
+    assert registry.own_code("HeavyCartPole-v0") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("HeavyCartPole", "no environment named 'HeavyCartPole' .did you mean 'HeavyCartPole-v0'"),
+        ("Nothing", "choose one of Acrobot-v1, .*, HeavyCartPole-v0, "),
+        ("Number-v0", "'Number-v0' is 3, which does not create environments"),
+        (
+            "Gone-v0",
+            "'Gone-v0' is offered by the package offers-environments, but 'offers_environments:gone' could not",
+        ),
+    ],
+)
+def test_mistakes_with_what_a_package_offers(installed, name, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make(name)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from lehr.config import build
 from lehr.errors import InputError
 from lehr.networks import CNN, GRU, NetworkConfig, actor_critic
 from lehr.spaces import Box, Dict, Discrete
@@ -168,6 +169,20 @@ def test_an_activation_may_be_any_function():
     jax.tree.map(np.testing.assert_array_equal, params, same)
     values = [network.value(params, network.initial_carry(()), rows(ENVS)) for network in (named, own)]
     np.testing.assert_allclose(values[0], values[1], rtol=1e-6)
+
+
+def test_an_activation_may_be_named_as_a_torso_is():
+    named, params = make(hidden_sizes=(8,), activation="jax.nn:relu")
+    own, same = make(hidden_sizes=(8,), activation=jax.nn.relu)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, params, same))
+    assert named == own
+    with pytest.raises(InputError, match="activation is 'math:pi', which is 3.14.*; name a function of an array"):
+        make(hidden_sizes=(8,), activation="math:pi")
+
+
+def test_settings_take_what_is_the_users_own():
+    (config,) = build([NetworkConfig], {"torso": Squares, "critic_torso": "mlp", "activation": jnp.sin})
+    assert (config.torso, config.activation) == (Squares, jnp.sin)
 
 
 def test_an_activation_of_the_users_own_follows_convolutions_too():

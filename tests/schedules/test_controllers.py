@@ -1,12 +1,19 @@
 """Controllers: the rules by hand, and that they are data."""
 
+import math
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr.config import Coef, build, coefficients, to_mapping
 from lehr.errors import InputError
-from lehr.schedules import adaptive_kl, plateau, schedule, stack, target_entropy
+from lehr.schedules import Controller, adaptive_kl, plateau, schedule, stack, target_entropy
+from lehr.schedules.controllers import Plateau, Value
 
 
 def run(controller, name, metrics):
@@ -141,3 +148,188 @@ def test_the_state_is_arrays():
         assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(controller.init()))
         low, high = controller.bounds()
         assert low <= float(controller.value(controller.init(), 0)) <= high
+
+
+# A controller of the user's own --------------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Proportional(Controller):
+    """A coefficient that grows with the distance of a metric from its goal."""
+
+    goal: Any
+    gain: Any = 0.1
+    minimum: Any = 0.0
+    maximum: Any = math.inf
+    delay: int = field(default=0, metadata={"static": True})
+    clips: bool = field(default=True, metadata={"static": True})
+    metric: str = field(default="episode/return", metadata={"static": True})
+
+    def init(self):
+        return Value(jnp.asarray(self.minimum, jnp.float32))
+
+    def update(self, state, metrics):
+        return Value(jnp.clip(self.gain * (self.goal - self._observed(metrics)), self.minimum, self.maximum))
+
+
+@dataclass(frozen=True)
+class NoPytree(Controller):
+    """What is wrong here: it is not registered."""
+
+    def init(self):
+        return Value(jnp.zeros(()))
+
+    def update(self, state, metrics):
+        return state
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NoUpdate(Controller):
+    """What is wrong here: it does not react."""
+
+    def init(self):
+        return Value(jnp.zeros(()))
+
+
+class NoDataclass(Controller):
+    """What is wrong here: it has no fields."""
+
+
+NOT_ONE = 3
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """This module under a name by which it can be imported, whatever pytest calls it."""
+    name = "own_controllers"
+    monkeypatch.setitem(sys.modules, name, sys.modules[__name__])
+    for kind in (Proportional, NoPytree, NoUpdate, NoDataclass):
+        monkeypatch.setattr(kind, "__module__", name)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("controller", "inside"),
+    [
+        (Proportional(goal=200), "goal=200"),
+        (Proportional(goal=200.0), "goal=200.0"),
+        (Proportional(goal=-1e-05, gain=0.1, maximum=1.0), "goal=-1e-05, maximum=1.0"),
+        (Proportional(goal=np.float32(0.5), minimum=-math.inf), "goal=0.5, minimum=-inf"),
+        (Proportional(goal=jnp.float32(0.5)), "goal=0.5"),
+        (Proportional(goal=0.5, delay=3, clips=False), "goal=0.5, delay=3, clips=false"),
+        (Proportional(goal=0.5, metric="policy/entropy"), "goal=0.5, metric=policy/entropy"),
+        (Proportional(goal=0.5, metric="7"), "goal=0.5, metric=7"),
+        (Proportional(goal=None), "goal=none"),
+    ],
+)
+def test_the_text_of_an_own_controller_gives_it_back(module, controller, inside):
+    text = f"{module}:Proportional({inside})"
+    assert str(controller) == text
+    again = schedule(text)
+    assert again == controller
+    assert str(again) == text
+    kinds = [[type(getattr(one, name)) for name in ("goal", "delay", "clips", "metric")] for one in (controller, again)]
+    if not isinstance(controller.goal, np.generic | jax.Array):
+        assert kinds[0] == kinds[1], "10 and 10.0 trace differently"
+
+
+@pytest.mark.parametrize(
+    "controller",
+    [
+        Proportional(goal=jnp.zeros(3)),
+        Proportional(goal=(1, 2)),
+        Proportional(goal=0.5, metric="one, two"),
+        Proportional(goal="0.5"),
+        Proportional(goal=math.nan),
+    ],
+    ids=["array", "tuple", "comma", "number as text", "nan"],
+)
+def test_what_no_text_can_hold_is_described(module, controller):
+    assert str(controller) == "<object Proportional>"
+
+
+def test_a_subclass_of_a_built_in_controller_is_not_taken_for_it(module):
+    @jax.tree_util.register_dataclass
+    @dataclass(frozen=True)
+    class Patient(Plateau):
+        patience: Any = 100
+
+    text = str(Patient(0.1))
+    assert text.startswith("<object ")
+    assert text.endswith("Patient>")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Proportional(gaol=3)", "Unknown argument 'gaol' in '.*:Proportional.gaol=3.'; did you mean 'goal'"),
+        ("Proportional(3)", "The argument '3' in .* has no name; write name=value with one of goal, gain, "),
+        ("Proportional(goal=3, goal=4)", "The argument 'goal' appears twice"),
+        ("Proportional()", "':?.*Proportional..' is missing goal; write own_controllers:Proportional.goal=....."),
+        ("NOT_ONE()", "'own_controllers:NOT_ONE' is 3, which is no controller; name a class that inherits from lehr"),
+        ("Nothing()", "The controller 'own_controllers:Nothing' could not be imported"),
+        ("NoDataclass()", "The controller 'own_controllers:NoDataclass' is not a dataclass; decorate it"),
+    ],
+)
+def test_mistakes_in_the_text_of_an_own_controller(module, text, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        schedule(f"{module}:{text}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_not_there_is_said_in_one_sentence():
+    with pytest.raises(InputError, match="could not be imported"):
+        schedule("no_such_module:Controller()")
+
+
+@pytest.mark.parametrize(
+    ("controller", "sentence"),
+    [
+        (NoPytree(), "The controller NoPytree is not a pytree; decorate its class with @jax.tree_util.register_datac"),
+        (NoDataclass(), "The controller NoDataclass has no init and no update; see"),
+        (NoUpdate(), "The controller NoUpdate has no update; see lehr.schedules.controllers."),
+    ],
+)
+def test_an_own_controller_that_is_not_whole_is_refused(controller, sentence):
+    with pytest.raises(InputError, match=sentence):
+        schedule(controller, total_steps=100)
+
+
+def test_own_controllers_stack(module):
+    both = stack([Proportional(goal=2.0, maximum=9.0), Proportional(goal=4.0, maximum=9.0)])
+    states = jax.vmap(lambda one: one.update(one.init(), {"episode/return": 1.0}))(both)
+    np.testing.assert_allclose(states.value, [0.1, 0.3], rtol=1e-6)
+
+
+@dataclass(frozen=True)
+class Config:
+    entropy_coef: Coef = 0.01
+
+
+def test_a_config_keeps_an_own_controller_as_its_text_or_as_itself(module):
+    named = Proportional(goal=2.0)
+    (config,) = build([Config], {"entropy_coef": named})
+    assert config.entropy_coef == to_mapping(config)["entropy_coef"] == f"{module}:Proportional(goal=2.0)"
+    assert coefficients(config, 100)["entropy_coef"] == named
+
+    @jax.tree_util.register_dataclass
+    @dataclass(frozen=True)
+    class Local(Proportional):
+        pass
+
+    local = Local(goal=2.0)
+    (config,) = build([Config], {"entropy_coef": local})
+    assert config.entropy_coef is local
+    text = to_mapping(config)["entropy_coef"]
+    assert text.startswith("<object ")
+    assert coefficients(config, 100)["entropy_coef"] is local
+    with pytest.raises(InputError, match=r"entropy_coef was an object, <object .*, which a text cannot hold; give the"):
+        build([Config], {"entropy_coef": text})
+
+
+def test_a_controller_without_limits_must_be_allowed_to_go_anywhere(module):
+    (config,) = build([Config], {"entropy_coef": Proportional(goal=2.0, minimum=-math.inf)})
+    with pytest.raises(InputError, match="reaches -inf; it must stay in"):
+        coefficients(config, 100)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 import lehr
-from lehr import algorithms, config
+from lehr import algorithms, config, plugins
 from lehr.cli import add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
@@ -38,6 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 def run(arguments: argparse.Namespace) -> None:
     """Train to the end of the budget, and print a summary."""
     settings = config.given_flags(arguments)
-    if arguments.trust or "env" in settings:
+    if arguments.trust or "env" in settings or any(map(plugins.own_code, settings.values())):
         find_own_code()
     print_summary(lehr.resume(arguments.run_name, trust=arguments.trust, **settings))

@@ -106,7 +106,7 @@ def to_mapping(*configs: Any) -> dict[str, Any]:
     for name, value in values.items():
         if known[name].is_coefficient and value is not None:
             plain = _plain(name, value)
-            values[name] = str(schedule(plain)) if callable(plain) else plain
+            values[name] = plain if isinstance(plain, int | float | str) else str(schedule(plain))
         elif isinstance(value, tuple):
             values[name] = [text_of(item) if known[name].type == tuple[Plugin, ...] else item for item in value]
         elif known[name].type == Plugin and value is not None:
@@ -190,9 +190,9 @@ def _value(field: FieldDescription, merged: Mapping[str, Any]) -> Any:
 
 
 def _plain(key: str, given: Any) -> Any:
-    """What a coefficient is kept as: a number, a text, or the function that was given."""
+    """What a coefficient is kept as: a number, a text, or the function or controller that no text can hold."""
     made = _made(key, given)
-    if isinstance(made, FunctionSchedule):
+    if isinstance(made, FunctionSchedule) or (isinstance(made, Controller) and is_placeholder(str(made))):
         return given
     if isinstance(made, Schedule) and made == constant(made.phases[0].start):
         return made.phases[0].start
@@ -209,7 +209,9 @@ def _made(key: str, given: Any) -> AnySchedule | Controller:
 
 def _refuse_placeholder(key: str, given: Any) -> None:
     if is_placeholder(given):
-        raise InputError(f"{key} was a function, {given}, which a text cannot hold; give the function again.")
+        what = "function" if given.startswith("<function ") else "object"
+        article = "a" if what == "function" else "an"
+        raise InputError(f"{key} was {article} {what}, {given}, which a text cannot hold; give the {what} again.")
 
 
 def _is_whole(given: Any) -> bool:

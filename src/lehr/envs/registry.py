@@ -7,6 +7,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -38,6 +39,9 @@ class _Entry(NamedTuple):
     max_steps: int | None
 
 
+GROUP = "lehr.environments"
+"""The entry points under which an installed package offers environments."""
+
 _registry: dict[str, _Entry] = {}
 _MODULE_PREFIX = re.compile(r"[A-Za-z_][\w.]*:")
 
@@ -58,17 +62,18 @@ def register(name: str, max_steps: int | None = None) -> Callable[[Factory], Fac
 
 
 def names() -> list[str]:
-    """Return the registered names, sorted."""
+    """Return the registered names, sorted; those that installed packages offer are not imported, so not among them."""
     return sorted(_registry)
 
 
 def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     """Create an environment by name, with its standard time limit.
 
-    `env` is a registered name (`"CartPole-v1"`), a prefixed name from another suite (`"brax:ant"`), the import path
-    `"module:Class"` of a class or of a function annotated to return an environment, or an environment object. An object
-    that follows Lehr's protocol is returned unchanged; one from another suite is adapted. The parameters are passed to
-    the class or function.
+    `env` is a registered name (`"CartPole-v1"`), a name that an installed package offers as an entry point of the group
+    `lehr.environments`, a prefixed name from another suite (`"brax:ant"`), the import path `"module:Class"` of a class
+    or of a function annotated to return an environment, or an environment object. An object that follows Lehr's
+    protocol is returned unchanged; one from another suite is adapted. The parameters are passed to the class or
+    function.
 
     >>> make("MountainCar-v0", force=0.002)
     TimeLimit(env=MountainCar(force=0.002, goal_position=0.5), max_steps=200)
@@ -78,7 +83,9 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     prefix, colon, name = env.partition(":")
     if colon and prefix in ADAPTERS:
         return adapter(prefix).make(name, **parameters)
-    if env in _registry:
+    if env not in _registry and env in (offered := plugins.offered(GROUP)):
+        factory, max_steps = _load(env, offered[env])
+    elif env in _registry:
         factory, max_steps = _registry[env]
     else:
         factory, max_steps = _import(env), None
@@ -171,15 +178,34 @@ def _strings(tree: Any) -> list[str]:
 def _import(name: str) -> Callable[..., Environment]:
     """Import `module:attribute`; anything that does not create environments is refused without calling it."""
     if ":" not in name:
-        known = {registered.lower(): registered for registered in sorted(_registry, key=len)}
+        offered = sorted(plugins.offered(GROUP))
+        known = {word.lower(): word for word in sorted([*_registry, *offered], key=len)}
         close = [word for word in known if word.startswith(name.lower())]
         close = close or difflib.get_close_matches(name.lower(), known, n=1)
         meant = f" (did you mean {known[close[0]]!r}?)" if close else ""
         raise InputError(
-            f"There is no environment named {name!r}{meant}: choose one of {', '.join(names())}, one from another "
-            f"suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own as 'module:Class'."
+            f"There is no environment named {name!r}{meant}: choose one of {', '.join([*names(), *offered])}, one from "
+            f"another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own as "
+            "'module:Class'."
         )
-    found = plugins.import_object(name, "environment")
+    return _checked(name, plugins.import_object(name, "environment"))
+
+
+def _load(name: str, point: EntryPoint) -> _Entry:
+    """Import what an installed package offers; if it registers itself under that name, its time limit is known too."""
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        package = point.dist.name if point.dist else point.module
+        raise InputError(
+            f"The environment {name!r} is offered by the package {package}, but {point.value!r} could not be imported "
+            f"({error}); reinstall the package, or tell its authors."
+        ) from error
+    return _registry.get(name) or _Entry(_checked(name, found), None)
+
+
+def _checked(name: str, found: Any) -> Callable[..., Environment]:
+    """Return what was imported, unless it does not create environments."""
     if any(entry.factory is found for entry in _registry.values()) or _makes_environments(found):
         return found
     raise InputError(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lehr import plugins
+from lehr.config import Plugin
 from lehr.errors import InputError, closest
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
@@ -37,10 +38,10 @@ TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
 class NetworkConfig:
     """The architecture of an actor and a critic."""
 
-    torso: str = "auto"
+    torso: Plugin = "auto"
     """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere. Your own is given by name,
     module:Name, or in Python as a class or function; see lehr.networks.custom."""
-    critic_torso: str | None = None
+    critic_torso: Plugin | None = None
     """The critic's torso where it is another: mlp beside a recurrent actor gives a critic without memory."""
     shared: bool = False
     """Whether actor and critic share one torso."""
@@ -51,9 +52,9 @@ class NetworkConfig:
     """The critic's dense layers where they are others; by default those of hidden_sizes."""
     recurrent_size: int = 128
     """Size of the memory of lstm, gru and mingru."""
-    activation: str = "auto"
-    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere. In Python also any function of
-    an array."""
+    activation: Plugin = "auto"
+    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere. Your own is any function of an
+    array, given by name, module:Name, or in Python as the function."""
     layer_norm: bool = False
     """Whether each dense layer is normalised before its activation."""
     actor_obs: tuple[str, ...] | None = None
@@ -85,7 +86,7 @@ class NetworkConfig:
             if name in _OWN and callable(given):
                 if not isinstance(given, Hashable):
                     raise InputError(f"{name} is {given!r}, which has no hash: give a function or a class instead.")
-            elif given not in known and not (name in _OWN_TORSOS and plugins.is_reference(given)):
+            elif given not in known and not (name in _OWN and plugins.is_reference(given)):
                 raise InputError(f"{name} is {given!r}; {closest(str(given), filter(None, known))}")
         for name, sizes in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
             if min((self.recurrent_size, *(sizes or ()))) < 1:
@@ -110,8 +111,7 @@ class NetworkConfig:
                     )
 
 
-_OWN_TORSOS = "torso", "critic_torso"
-_OWN = *_OWN_TORSOS, "activation"
+_OWN = "torso", "critic_torso", "activation"
 """The fields that take something of the user's own."""
 
 
@@ -342,6 +342,8 @@ def _torso(
     activation, dtype = config.activation, jnp.dtype(config.dtype)
     if activation == "auto":
         activation = "tanh" if view.image is None else "relu"
+    elif activation not in ACTIVATIONS and isinstance(activation, str):
+        activation = _imported_activation(activation)
     if hidden_sizes is None:
         hidden_sizes = (config.recurrent_size,) if memory_type else _default_hidden_sizes(view)
     options: dict[str, Any] = {"activation": activation, "layer_norm": config.layer_norm, "dtype": dtype, "rngs": rngs}
@@ -353,6 +355,15 @@ def _torso(
     if memory_type is None:
         return Torso(view, encoder)
     return Torso(view, encoder, memory_type(encoder.out_features, config.recurrent_size, dtype=dtype, rngs=rngs))
+
+
+def _imported_activation(reference: str) -> Any:
+    found = plugins.import_object(reference, "activation")
+    if not callable(found) or isinstance(found, type):
+        raise InputError(
+            f"activation is {reference!r}, which is {plugins.shortened(repr(found))}; name a function of an array."
+        )
+    return found
 
 
 def _default_hidden_sizes(view: View) -> tuple[int, ...]:

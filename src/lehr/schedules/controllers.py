@@ -8,18 +8,22 @@ A controller is a few numbers and three pure functions, the same three that a sc
 
 Its numbers are pytree leaves: controllers can be stacked and vmapped, and changing the numbers never recompiles. A
 non-finite metric, for example because no episode has ended yet, leaves the state unchanged.
+
+A controller of your own is a subclass of `Controller`, a frozen dataclass registered as a pytree, given as an object or
+as the text `module:Class(field=value, ...)`; see docs/extend.md.
 """
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr import plugins
 from lehr.errors import InputError, closest
 from lehr.schedules.phases import number_text
 from lehr.schedules.text import parse_number
@@ -49,7 +53,12 @@ def _name(default: str) -> Any:
 
 
 class Controller:
-    """Base class of controllers: the part of the schedule protocol besides `init` and `update`."""
+    """Base class of controllers: the part of the schedule protocol besides `init` and `update`.
+
+    A subclass is a `@dataclass(frozen=True)` under `@jax.tree_util.register_dataclass`. It has `init`, `update`, and
+    its limits: `minimum` and `maximum`, or a method `bounds`. The state that `init` gives has a field `value`, unless
+    the subclass has its own method `value`.
+    """
 
     metric: str
     minimum: Any
@@ -62,11 +71,12 @@ class Controller:
 
     def bind(self, total_steps: float) -> "Controller":
         """Return the controller itself: it does not depend on the budget."""
+        _check_protocol(self)
         return self
 
     def bounds(self) -> tuple[float, float]:
         """Return the limits of the coefficient."""
-        return float(self.minimum), float(self.maximum)
+        return float(getattr(self, "minimum", -math.inf)), float(getattr(self, "maximum", math.inf))
 
     def value(self, state: Any, step: Any) -> jax.Array:
         """Return the current coefficient, whatever the step."""
@@ -272,6 +282,18 @@ def kl_penalty(value: float, target: float = 0.01, **more: Any) -> KLPenalty:
 # Checks ----------------------------------------------------------------------------------------------------------
 
 
+def _check_protocol(controller: Controller) -> None:
+    """Refuse a controller of the user's own that training could not use."""
+    name = type(controller).__name__
+    if missing := [method for method in ("init", "update") if not callable(getattr(controller, method, None))]:
+        raise InputError(f"The controller {name} has no {' and no '.join(missing)}; see lehr.schedules.controllers.")
+    if not is_dataclass(controller) or jax.tree_util.all_leaves([controller]):
+        raise InputError(
+            f"The controller {name} is not a pytree; decorate its class with @jax.tree_util.register_dataclass and "
+            "@dataclass(frozen=True)."
+        )
+
+
 def _check(controller: Controller, name: str, value: Any, above: float = -math.inf, least: float = -math.inf) -> None:
     if not isinstance(value, bool | int | float | np.number):
         return  # a tracer, an array from a stack, or a placeholder of a JAX transformation
@@ -300,11 +322,14 @@ _TEXTS: dict[str, tuple[type[Any], dict[str, str], tuple[str, ...]]] = {
     "adaptive_kl": (AdaptiveKL, {"value": "initial"}, ("value", "target")),
     "kl_penalty": (KLPenalty, {"value": "initial"}, ("value", "target")),
 }
-_CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*")
+_CALL = re.compile(r"\s*((?:[A-Za-z_][\w.]*:)?[A-Za-z_][\w.]*)\s*\((.*)\)\s*")
+_WHOLE_NUMBER = re.compile(r"[-+]?\d+")
+_WORDS = {"true": True, "false": False, "none": None, "inf": math.inf, "-inf": -math.inf}
+"""What the arguments of a controller of the user's own may be, besides numbers and strings."""
 
 
 def is_controller_text(text: str) -> bool:
-    """Whether the string is a call, `name(...)`; only controllers are written this way."""
+    """Whether the string is a call, `name(...)` or `module:Class(...)`; only controllers are written this way."""
     return _CALL.fullmatch(text) is not None
 
 
@@ -313,15 +338,55 @@ def parse_controller(text: str) -> Controller:
 
     >>> parse_controller("plateau(0.03, factor=0.5, patience=10)").patience
     10.0
+    >>> parse_controller("lehr.schedules.controllers:Plateau(initial=0.03, patience=5)").patience
+    5
     """
     match = _CALL.fullmatch(text)
-    if match is None or match[1] not in _TEXTS:
-        name = match[1] if match else text
-        raise InputError(f"Unknown controller {name!r} in {text!r}; {closest(name, _TEXTS)}")
-    kind, spelled, unnamed = _TEXTS[match[1]]
+    called = match[1] if match else text
+    if match is not None and ":" in called:
+        return _parse_own(called, match[2], text)
+    if match is None or called not in _TEXTS:
+        raise InputError(f"Unknown controller {called!r} in {text!r}; {closest(called, _TEXTS)}")
+    kind, spelled, unnamed = _TEXTS[called]
     known = [_spelled_as(entry.name, spelled) for entry in fields(kind)]
     arguments: dict[str, Any] = {}
-    for index, piece in enumerate(match[2].split(",") if match[2].strip() else []):
+    for name, value in _arguments(match[2], text, known, unnamed):
+        meant = spelled.get(name, name)
+        if meant in arguments:
+            raise InputError(f"The argument {name!r} appears twice in {text!r}; remove one.")
+        arguments[meant] = value if meant == "metric" else parse_number(value) if value != "inf" else math.inf
+    try:
+        return kind(**arguments)
+    except TypeError:
+        missing = known[0]
+        raise InputError(f"{text!r} is missing {missing}; write {called}({missing}=...).") from None
+
+
+def _parse_own(reference: str, inside: str, text: str) -> Controller:
+    """Parse `module:Class(field=value, ...)`: a controller of the user's own."""
+    kind = plugins.import_object(reference, "controller")
+    if not (isinstance(kind, type) and issubclass(kind, Controller)):
+        raise InputError(
+            f"{reference!r} is {plugins.shortened(repr(kind))}, which is no controller; name a class that inherits "
+            "from lehr.schedules.Controller."
+        )
+    if not is_dataclass(kind):
+        raise InputError(f"The controller {reference!r} is not a dataclass; decorate it with @dataclass(frozen=True).")
+    entries = {entry.name: entry for entry in fields(kind) if entry.init}
+    arguments: dict[str, Any] = {}
+    for name, value in _arguments(inside, text, list(entries), ()):
+        if name in arguments:
+            raise InputError(f"The argument {name!r} appears twice in {text!r}; remove one.")
+        arguments[name] = value if entries[name].type in (str, "str") else _own_value(value)
+    required = [entry for entry in entries.values() if entry.default is MISSING and entry.default_factory is MISSING]
+    if missing := [entry.name for entry in required if entry.name not in arguments]:
+        raise InputError(f"{text!r} is missing {', '.join(missing)}; write {reference}({missing[0]}=...).")
+    return kind(**arguments)
+
+
+def _arguments(inside: str, text: str, known: list[str], unnamed: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Split what stands between the parentheses into names and values."""
+    for index, piece in enumerate(inside.split(",") if inside.strip() else []):
         name, equals, value = (part.strip() for part in piece.rpartition("="))
         if not equals:
             if index >= len(unnamed):
@@ -331,15 +396,19 @@ def parse_controller(text: str) -> Controller:
             name = unnamed[index]
         if name not in known:
             raise InputError(f"Unknown argument {name!r} in {text!r}; {closest(name, known)}")
-        meant = spelled.get(name, name)
-        if meant in arguments:
-            raise InputError(f"The argument {name!r} appears twice in {text!r}; remove one.")
-        arguments[meant] = value if meant == "metric" else parse_number(value) if value != "inf" else math.inf
+        yield name, value
+
+
+def _own_value(text: str) -> Any:
+    """Read an argument of a controller of the user's own: a number, true, false, none, or else a string."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _WHOLE_NUMBER.fullmatch(text):
+        return int(text)
     try:
-        return kind(**arguments)
-    except TypeError:
-        missing = known[0]
-        raise InputError(f"{text!r} is missing {missing}; write {match[1]}({missing}=...).") from None
+        return parse_number(text)
+    except InputError:
+        return text
 
 
 def _spelled_as(name: str, spelled: dict[str, str]) -> str:
@@ -350,10 +419,16 @@ def _spelled_as(name: str, spelled: dict[str, str]) -> str:
 def to_text(controller: Any) -> str:
     """Return the string form of a controller; parsing it gives an equal controller.
 
+    A controller of the user's own that no string can hold, because its class is in a script or inside a function, or
+    because a field is an array, is described in angle brackets, as functions are.
+
     >>> str(adaptive_kl(3e-4, target=0.02))
     'adaptive_kl(value=0.0003, target=0.02)'
     """
-    name, spelled = next((name, names) for name, (kind, names, _) in _TEXTS.items() if kind is type(controller))
+    found = [(name, spelled) for name, (kind, spelled, _) in _TEXTS.items() if kind is type(controller)]
+    if not found:
+        return _own_text(controller)
+    name, spelled = found[0]
     words = []
     for entry in fields(controller):
         value = getattr(controller, entry.name)
@@ -361,3 +436,27 @@ def to_text(controller: Any) -> str:
             shown = value if entry.name == "metric" else number_text(float(value))
             words.append(f"{_spelled_as(entry.name, spelled)}={shown}")
     return f"{name}({', '.join(words)})"
+
+
+def _own_text(controller: Any) -> str:
+    """The string form of a controller of the user's own, or its description where that would not give it back."""
+    reference = plugins.text_of(type(controller))
+    described = f"<object {type(controller).__qualname__}>"
+    if plugins.is_placeholder(reference) or not is_dataclass(controller):
+        return described
+    words = []
+    for entry in fields(controller):
+        value = getattr(controller, entry.name)
+        if isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim == 0:
+            value = value.item()
+        if not isinstance(value, bool | int | float | str | None):
+            return described
+        if entry.init and (type(value), value) != (type(entry.default), entry.default):
+            plain = value is None or isinstance(value, bool)
+            words.append(f"{entry.name}={str(value).lower() if plain else value}")
+    text = f"{reference}({', '.join(words)})"
+    try:
+        same = parse_controller(text) == controller
+    except InputError:
+        same = False
+    return text if same else described
