@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.acting.rollout import UNROLL
+from lehr.acting.rollout import scan_unroll
 from lehr.compat.brax import theirs
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, ppo_loss
 from lehr.compat.brax.pixels import shifted, without_pixels
@@ -190,10 +190,7 @@ class Program:
             return kept, Lived(obs, rest, seen)
 
         keys = unroll_keys(key, self.unrolls, self.unroll_length)
-        unroll = 1
-        if jax.default_backend() != "cpu":  # on an accelerator, the copies between two turns are made less often
-            unroll = max(turn for turn in range(1, UNROLL + 1) if len(keys) % turn == 0)
-        environments, lived = jax.lax.scan(act, environments, keys, unroll=unroll)
+        environments, lived = jax.lax.scan(act, environments, keys, unroll=scan_unroll(divisor_of=len(keys)))
         # What follows the last step of an unroll is what the next unroll begins with: only the very last is missing.
         last = self.environments.whole(environments).obs
         return environments, lived._replace(
