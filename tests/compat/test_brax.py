@@ -730,4 +730,6 @@ def test_two_devices_share_the_environments():
         [sys.executable, "-W", "ignore", "-c", TWO_DEVICES], env=environment, capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
-    assert "num_envs is 1, which 2 devices cannot share" in run.stdout
+    assert run.stdout.strip() == (
+        "num_envs is 1, which 2 devices cannot share equally; choose a multiple of 2, or lower max_devices_per_host."
+    )

@@ -130,8 +130,7 @@ def collect(
     # All keys are made at once, before the scan: one large kernel instead of T small ones.
     keys = jax.random.split(action_key, horizon), jax.random.split(env_key, (horizon, num_envs))
     start = actor.env_state, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
-    unroll = 1 if jax.default_backend() == "cpu" else UNROLL
-    (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=unroll)
+    (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
 
     done = out["ending"] != 0
     final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()
@@ -154,6 +153,20 @@ def collect(
     last = actor._replace(env_state=env_state, obs=last_obs, reset=done[-1], carry=carry)
     raw_obs = out.get("raw_obs", out["obs"])
     return collected(agent, params, statistics, actor, trajectory, last, raw_obs, env.num_agents, needs)
+
+
+def scan_unroll(divisor_of: int | None = None) -> int:
+    """The `unroll` of a rollout's scan: 1 on a CPU, `UNROLL` on an accelerator.
+
+    Args:
+        divisor_of: the length of the scan, if the result must divide it. Otherwise the steps that remain are compiled
+            as a second copy of the step, which takes long for a large one.
+    """
+    if jax.default_backend() == "cpu":
+        return 1
+    if divisor_of is None:
+        return UNROLL
+    return max(steps for steps in range(1, UNROLL + 1) if divisor_of % steps == 0)
 
 
 class Trajectory(NamedTuple):

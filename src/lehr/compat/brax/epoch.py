@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.acting.rollout import UNROLL
+from lehr.acting.rollout import scan_unroll
 from lehr.compat.brax import theirs
 from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, ppo_loss
 from lehr.compat.brax.pixels import shifted, without_pixels
 from lehr.envs.suites.lean_step import LeanStep
+from lehr.maths.metrics import MetricRow
 from lehr.maths.minibatches import pack, take
 from lehr.maths.optimise import Optimiser
 from lehr.schedules import env_steps
@@ -190,10 +191,7 @@ class Program:
             return kept, Lived(obs, rest, seen)
 
         keys = unroll_keys(key, self.unrolls, self.unroll_length)
-        unroll = 1
-        if jax.default_backend() != "cpu":  # on an accelerator, the copies between two turns are made less often
-            unroll = max(turn for turn in range(1, UNROLL + 1) if len(keys) % turn == 0)
-        environments, lived = jax.lax.scan(act, environments, keys, unroll=unroll)
+        environments, lived = jax.lax.scan(act, environments, keys, unroll=scan_unroll(divisor_of=len(keys)))
         # What follows the last step of an unroll is what the next unroll begins with: only the very last is missing.
         last = self.environments.whole(environments).obs
         return environments, lived._replace(
@@ -213,9 +211,8 @@ class Program:
         packed, unpack = self.optimiser.pack(params)
         fetch = self._fetch(lived)
         differentiate = jax.value_and_grad(ppo_loss, has_aux=True)
-        names: list[str] = []
 
-        def gradient_step(state: Any, drawn: Drawn) -> tuple[Any, jax.Array]:
+        def gradient_step(state: Any, drawn: Drawn) -> tuple[Any, MetricRow]:
             packed, optimiser, rate = state
             (_, metrics), gradients = differentiate(
                 unpack(packed), normalizer, fetch(drawn), drawn.key, self.network, self.loss, coef
@@ -232,14 +229,12 @@ class Program:
                 coef["learning_rate"] if self.adaptive is None else rate,
                 self.max_grad_norm,
             )
-            # One row for all: a scan that stacks each metric by itself would launch a kernel for each.
-            names[:] = sorted(metrics)
-            return (step.params, step.state, rate), jnp.stack([metrics[name] for name in names])
+            return (step.params, step.state, rate), MetricRow.of(metrics)
 
         start = packed, carried.optimiser, carried.rate
         (packed, optimiser, rate), rows = jax.lax.scan(gradient_step, start, self._draw(key))
-        rows = rows.reshape(self.num_updates_per_batch, self.num_minibatches, -1)
-        return unpack(packed), optimiser, rate, {name: rows[..., index] for index, name in enumerate(names)}
+        table = rows.values.reshape(self.num_updates_per_batch, self.num_minibatches, -1)
+        return unpack(packed), optimiser, rate, {name: table[..., index] for index, name in enumerate(rows.names)}
 
     def _draw(self, key: Key) -> Drawn:
         """All minibatches of all passes, leaves `[passes · minibatches, ...]`, by Brax's keys and in its order."""

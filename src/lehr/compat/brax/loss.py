@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from lehr.maths.losses import clipped_surrogate, clipped_value_loss, standardise, value_loss
+from lehr.maths.losses import clipped_surrogate, clipped_value_loss, standardise, total_loss, value_loss
 from lehr.maths.recurrence import linear_recurrence
 from lehr.maths.shapes import check_same_shape
 from lehr.types import Key, Metrics, PyTree
@@ -148,8 +148,8 @@ def ppo_loss(
     # --- the policy's loss
     policy = network.policy_network.apply(normalizer, params.policy, obs)
     log_ratio = actions.log_prob(policy, batch.raw_action) - batch.log_prob
-    weights = standardise(advantages) if settings.normalize_advantage else advantages
-    policy_loss = clipped_surrogate(log_ratio, weights, coef["clipping_epsilon"])
+    scaled = standardise(advantages) if settings.normalize_advantage else advantages
+    policy_loss = clipped_surrogate(log_ratio, scaled, coef["clipping_epsilon"])
 
     # --- the critic's loss
     clip = settings.clipping_epsilon_value
@@ -160,17 +160,16 @@ def ppo_loss(
         critic_loss = value_loss(values, targets)
     else:
         critic_loss = clipped_value_loss(values, batch.value, targets, clip)
-    critic_loss = coef["vf_loss_coefficient"] * critic_loss
 
-    # --- the entropy's
-    entropy_loss = -coef["entropy_cost"] * jnp.mean(actions.entropy(policy, key))
-
-    total = policy_loss + critic_loss + entropy_loss
+    # --- their sum
+    entropy = jnp.mean(actions.entropy(policy, key))
+    weights = {"value_coef": coef["vf_loss_coefficient"], "entropy_coef": coef["entropy_cost"]}
+    total, parts = total_loss(policy_loss, critic_loss, entropy, weights)
     metrics = {
         "total_loss": total,
         "policy_loss": policy_loss,
-        "v_loss": critic_loss,
-        "entropy_loss": entropy_loss,
+        "v_loss": coef["vf_loss_coefficient"] * critic_loss,
+        "entropy_loss": parts["loss/entropy"],
     }
     return total, metrics | _policy_metrics(actions.create_dist(policy), actions.create_dist(batch.policy))
 

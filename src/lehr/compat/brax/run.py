@@ -1,18 +1,17 @@
-"""A training under way: the host loop around compiled epochs, and the devices that it runs on."""
+"""A training under way: the host loop around compiled epochs, and where its arrays are placed."""
 
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from lehr.compat.brax.epoch import Carried, Learned, Program
 from lehr.compat.brax.saving import Keys, log
 from lehr.envs.suites.foreign import by_their_rules
-from lehr.errors import InputError
 from lehr.schedules.bundle import Coefficients
-from lehr.types import Key, PyTree
+from lehr.training.sharding import EnvironmentSharding
+from lehr.types import Key
 
 
 class Callbacks(NamedTuple):
@@ -38,7 +37,7 @@ class Run:
         carried: Carried,
         keys: Keys,
         step: int,
-        place: "Place",
+        sharding: EnvironmentSharding,
     ) -> None:
         self.program, self.coefficients, self.begin = program, coefficients, begin
         self.learned, self.carried, self.keys = learned, carried, keys
@@ -47,7 +46,7 @@ class Run:
         self.seconds = 0.0
         """Of training so far, compilation included."""
         # The environments and the optimiser are written over; users may hold the parameters.
-        self.epoch = jax.jit(program.epoch, donate_argnums=2, out_shardings=place.of_epochs(carried.environments))
+        self.epoch = jax.jit(program.epoch, donate_argnums=2, out_shardings=_out_shardings(sharding, carried))
 
     def loop(self, callbacks: Callbacks, evaluator: Any, num_evals: int, num_resets_per_eval: int) -> dict[str, Any]:
         """Train and evaluate until the budget is spent; the last metrics."""
@@ -102,50 +101,9 @@ class Run:
             self.carried = self.carried._replace(environments=self.begin(self.keys["environments"]))
 
 
-class Place(NamedTuple):
-    """The devices that share the environments."""
-
-    num_envs: int
-    over_envs: Any
-    """How an array of environments is split; `None` on one device."""
-    whole: Any
-    """How what all devices have is placed."""
-
-    @classmethod
-    def of(cls, num_envs: int, most: int | None) -> "Place":
-        """As many devices as there are, `most` at the most."""
-        if jax.process_count() > 1:
-            raise InputError(
-                f"This is one of {jax.process_count()} processes, but lehr.compat.brax.train works in one; start it in "
-                "one process, with all devices of one machine."
-            )
-        devices = jax.local_devices()
-        devices = devices[: min(len(devices), most or len(devices))]
-        if len(devices) == 1:
-            return cls(num_envs, None, None)
-        if num_envs % len(devices):
-            raise InputError(
-                f"num_envs is {num_envs}, which {len(devices)} devices cannot share; choose a multiple, or set "
-                "max_devices_per_host."
-            )
-        mesh = jax.sharding.Mesh(np.array(devices), ("envs",))
-        parts = jax.sharding.PartitionSpec
-        split, whole = (jax.sharding.NamedSharding(mesh, part) for part in (parts("envs"), parts()))
-        return cls(num_envs, split, whole)
-
-    def of_environments(self, environments: PyTree) -> Any:
-        """Where arrays of environments lie; one that is not of each of them, a counter for example, is everywhere."""
-        if self.whole is None:
-            return None
-        return jax.tree.map(lambda x: self.over_envs if x.shape[:1] == (self.num_envs,) else self.whole, environments)
-
-    def of_epochs(self, environments: PyTree) -> Any:
-        """Where the results of an epoch lie: where its arguments did, so that the next one is the same program."""
-        if self.whole is None:
-            return None
-        carried = Carried(self.whole, self.whole, self.whole, self.of_environments(environments))
-        return self.whole, carried, self.whole
-
-    def replicated(self, tree: PyTree) -> PyTree:
-        """The same on all devices."""
-        return tree if self.whole is None else jax.device_put(tree, self.whole)
+def _out_shardings(sharding: EnvironmentSharding, carried: Carried) -> Any:
+    """Place the results of an epoch like its arguments, so that the next epoch runs the same program."""
+    copied = sharding.replicated
+    if copied is None:
+        return None
+    return copied, Carried(copied, copied, copied, sharding.of(carried.environments)), copied

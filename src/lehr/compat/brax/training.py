@@ -14,11 +14,12 @@ from lehr.compat.brax.epoch import Carried, Learned, Program, seen_of
 from lehr.compat.brax.loss import LossSettings, Networks
 from lehr.compat.brax.numbers import annealed, coefficients, is_number
 from lehr.compat.brax.pixels import without_pixels
-from lehr.compat.brax.run import Callbacks, Place, Run
+from lehr.compat.brax.run import Callbacks, Run
 from lehr.envs.suites.foreign import by_their_rules, settled
 from lehr.envs.suites.lean_step import lean_step
 from lehr.errors import InputError, closest
 from lehr.schedules import adaptive_kl
+from lehr.training.sharding import EnvironmentSharding
 from lehr.types import Key, PyTree
 
 _RATE_SCHEDULES = ("NONE", "ADAPTIVE_KL")
@@ -126,7 +127,7 @@ def train(
         "vf_loss_coefficient": vf_loss_coefficient,
     }
     coefficients(given, max(num_timesteps, 1))  # a mistake is said before anything is compiled
-    place = Place.of(num_envs, max_devices_per_host)
+    sharding = EnvironmentSharding.over(_devices(max_devices_per_host), num_envs, "max_devices_per_host")
     wrap = functools.partial(_wrapped, wrap_env, wrap_env_fn, episode_length, action_repeat, randomization_fn)
 
     with by_their_rules():
@@ -148,7 +149,7 @@ def train(
             functools.partial(seen_of, bootstraps=bootstrap_on_timeout, reports=log_training_metrics),
             acted_on=lambda state: state.obs,
         )
-        lies = place.of_environments(jax.eval_shape(environments.kept, begun))
+        lies = sharding.of(jax.eval_shape(environments.kept, begun))
         begin = jax.jit(lambda keys: environments.kept(reset(keys)), out_shardings=lies)
 
         # --- networks
@@ -197,13 +198,13 @@ def train(
             learned = saving.replaced(learned, loaded, restore_value_fn)
         if restore_params is not None:
             learned = saving.replaced(learned, restore_params, restore_value_fn)
-        learned = place.replicated(settled(learned))
+        learned = sharding.replicate(settled(learned))
         if num_timesteps == 0:
             return make_policy, learned.for_users, {}
         carried = Carried(
-            optimiser=place.replicated(program.optimiser.init(learned.params)),
-            rate=place.replicated(jnp.float32(0 if adaptive is None else learning_rate)),
-            updates=place.replicated(jnp.uint32(0)),
+            optimiser=sharding.replicate(program.optimiser.init(learned.params)),
+            rate=sharding.replicate(jnp.float32(0 if adaptive is None else learning_rate)),
+            updates=sharding.replicate(jnp.uint32(0)),
             environments=begin(keys["environments"]),
         )
         step, origin = 0, saving.Origin(int(seed), int(steps_per_update))
@@ -226,10 +227,21 @@ def train(
             config = saving.network_config(obs_shape, env.action_size, normalize_observations, network_factory)
             save = functools.partial(saving.save, save_checkpoint_path, config, origin)
 
-    run = Run(program, coefficients(given, step + num_timesteps), begin, learned, carried, keys, step, place)
+    run = Run(program, coefficients(given, step + num_timesteps), begin, learned, carried, keys, step, sharding)
     callbacks = Callbacks(progress_fn, functools.partial(_tell, policy_params_fn, make_policy), save)
     metrics = run.loop(callbacks, evaluator, num_evals, num_resets_per_eval)
     return make_policy, run.learned.for_users, metrics
+
+
+def _devices(most: int | None) -> list[Any]:
+    """The devices of this process that share the environments, `most` at the most."""
+    if jax.process_count() > 1:
+        raise InputError(
+            f"This is one of {jax.process_count()} processes, but lehr.compat.brax.train runs in a single process; "
+            "start only one, with all devices of one machine."
+        )
+    devices = jax.local_devices()
+    return devices[: most or len(devices)]
 
 
 def _tell(policy_params_fn: Callable[..., None], make_policy: Any, run: Run) -> None:
