@@ -24,9 +24,8 @@ class Environment(Protocol):
     Inherit from this class to get the defaults, or define the same members without it.
     """
 
-    if (
-        TYPE_CHECKING
-    ):  # read-only for the type checker, so that fields, class attributes and properties are all accepted
+    # Read-only for the type checker, so that fields, class attributes and properties are all accepted.
+    if TYPE_CHECKING:
 
         @property
         def observation_space(self) -> Space:
