@@ -3,8 +3,8 @@
     python bench/guard.py
     python bench/guard.py --megabytes 4096
 
-The algorithm writes one row of its data at every update, as a replay does. The guard against non-finite updates looks at
-what was learned and never at this data, which is donated, so its size should not matter.
+The algorithm writes one row of its data at every update, as a replay does. The guard against non-finite updates looks
+at what was learned and never at this data, which is donated, so its size should not matter.
 """
 
 import argparse

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr import spaces
 from lehr.envs import (
     ActionRepeat,
     AutoReset,
@@ -19,10 +20,13 @@ from lehr.envs import (
     FrameStack,
     HideObservation,
     RescaleAction,
+    StackChannels,
     TimeLimit,
     make,
 )
+from lehr.envs.host.worker import GymFrameStack
 from lehr.spaces import Box, Dict, Discrete
+from lehr.training.plan import make_plan
 from lehr.types import Timestep
 
 KEY = jax.random.key(0)
@@ -63,6 +67,21 @@ class Relay(Environment):
         count = state + 1
         done = count >= jnp.array([1, 3])
         return count, Timestep(self._observe(count), jnp.ones(2), done, jnp.zeros(2, bool), {"action": action})
+
+
+@dataclass(frozen=True)
+class Picture(Environment):
+    """Bytes of noise, 10 by 10 with 2 channels."""
+
+    observation_space = Box(0, 255, (10, 10, 2), np.uint8)
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        return jnp.int32(0), jax.random.bits(key, (10, 10, 2), jnp.uint8)
+
+    def step(self, key, state, action):
+        done = state >= 3
+        return state + 1, Timestep(self.reset(key)[1], jnp.float32(1), done, jnp.bool(False), {})
 
 
 def play(env, actions):
@@ -202,9 +221,19 @@ class TestActionRepeat:
         _, steps = play(ActionRepeat(Counter(length=3), 1), STILL[:3])
         assert steps.reward.tolist() == [1, 2, 3]
 
-    def test_goes_on_until_all_agents_are_done(self):
+    def test_goes_on_until_all_agents_are_done_and_one_that_is_done_waits(self):
+        """The first agent ends with the first step: it is rewarded once, and saw no more than that step."""
         _, steps = play(ActionRepeat(Relay(), 4), STILL_TWO[:1])
-        assert steps.reward.tolist() == [[3, 3]]
+        assert steps.reward.tolist() == [[1, 3]]
+        assert steps.obs["count"][0, :, 0].tolist() == [1, 3]
+        assert steps.obs["mode"][0].tolist() == [1, 0]
+        assert steps.terminated.tolist() == [[True, True]]
+
+    def test_an_agent_that_is_done_keeps_how_it_ended(self):
+        _, steps = play(ActionRepeat(TimeLimit(Relay(), 2), 2), STILL_TWO[:1])
+        assert steps.reward.tolist() == [[1, 2]]
+        assert steps.terminated.tolist() == [[True, False]]
+        assert steps.truncated.tolist() == [[False, True]]
 
 
 class TestObservations:
@@ -228,6 +257,50 @@ class TestObservations:
         for obs in steps.obs:
             np.testing.assert_array_equal(obs, theirs.step(0)[0])
         assert env.observation_space == Box(0, 100, (3, 1))
+
+    @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3)], ids=["grey", "channels"])
+    def test_images_are_stacked_along_their_channels_as_on_the_host(self, shape):
+        """One wrapper for compiled environments and one around Gymnasium's: both give the same images."""
+        rng = np.random.default_rng(0)
+        images = rng.integers(0, 255, (6, *shape), np.uint8)
+
+        class Theirs(gymnasium.Env):
+            observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+            action_space = gymnasium.spaces.Discrete(1)
+
+            def reset(self, *, seed=None, options=None):
+                self.count = 0
+                return images[0], {}
+
+            def step(self, action):
+                self.count += 1
+                return images[self.count], 0.0, False, False, {}
+
+        @dataclass(frozen=True)
+        class Ours(Environment):
+            observation_space = Box(0, 255, shape, np.uint8)
+            action_space = Box(-1, 1, (1,))
+
+            def reset(self, key):
+                return jnp.int32(0), jnp.asarray(images)[0]
+
+            def step(self, key, state, action):
+                flag = jnp.bool(False)
+                return state + 1, Timestep(jnp.asarray(images)[state + 1], jnp.float32(0), flag, flag, {})
+
+        theirs, env = GymFrameStack(Theirs(), 3), StackChannels(Ours(), 3)
+        first, steps = play(env, STILL[:5])
+        np.testing.assert_array_equal(first, theirs.reset()[0])
+        for obs in steps.obs:
+            np.testing.assert_array_equal(obs, theirs.step(0)[0])
+        assert steps.obs.dtype == np.uint8
+        assert env.observation_space == spaces.from_gymnasium(theirs.observation_space)
+
+    def test_a_run_with_stacked_images_has_convolutions(self):
+        plan = make_plan("ppo", {"env_parameters": {}, "frame_stack": 4, "num_envs": 2, "horizon": 2}, Picture())
+        assert plan.env.observation_space == Box(0, 255, (10, 10, 8), np.uint8)
+        torso = plan.program.algorithm.network.module.trunk.actor_torso
+        assert type(torso.encoder).__name__ == "CNN"
 
     def test_frame_stack_is_per_agent_and_reset_with_the_episode(self):
         env = AutoReset(FrameStack(FlattenObservation(Relay()), 2))

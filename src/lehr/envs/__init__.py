@@ -15,6 +15,7 @@ from lehr.envs.wrappers import (
     FrameStack,
     HideObservation,
     RescaleAction,
+    StackChannels,
     TimeLimit,
     Wrapper,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "HideObservation",
     "HostEnvironment",
     "RescaleAction",
+    "StackChannels",
     "TimeLimit",
     "Wrapper",
     "chain",

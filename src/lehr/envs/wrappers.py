@@ -318,7 +318,10 @@ class FrameStack(Wrapper):
 
 @dataclass(frozen=True)
 class ActionRepeat(Wrapper):
-    """Repeat each action `k` times and sum the rewards; stop repeating when the episode ends."""
+    """Repeat each action `k` times and sum the rewards; stop repeating when the episode ends.
+
+    With several agents, one that is done collects no more rewards and keeps its final observation while the others act.
+    """
 
     k: int
 
@@ -341,7 +344,7 @@ class ActionRepeat(Wrapper):
         return self.env.reset(key)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
-        """Repeat the action `k` times; observation, flags and info are those of the last step taken."""
+        """Repeat the action `k` times; observation and flags are those of the last step that an agent took."""
         first_key, *other_keys = jax.random.split(key, self.k)
         carry = self.env.step(first_key, state, action)
         if not other_keys:
@@ -350,11 +353,65 @@ class ActionRepeat(Wrapper):
         def repeat(carry: tuple[PyTree, Timestep], key: Key) -> tuple[tuple[PyTree, Timestep], None]:
             state, before = carry
             next_state, after = self.env.step(key, state, action)
-            after = after._replace(reward=before.reward + after.reward)
-            done = jnp.all(before.terminated | before.truncated)
-            return jax.tree.map(lambda old, new: jnp.where(done, old, new), carry, (next_state, after)), None
+            done = before.terminated | before.truncated
+
+            def unless_done(old: jax.Array, new: jax.Array) -> jax.Array:
+                return jnp.where(done.reshape(*done.shape, *[1] * (new.ndim - done.ndim)), old, new)
+
+            after = after._replace(
+                obs=jax.tree.map(unless_done, before.obs, after.obs),
+                reward=before.reward + unless_done(jnp.zeros_like(after.reward), after.reward),
+                terminated=unless_done(before.terminated, after.terminated),
+                truncated=unless_done(before.truncated, after.truncated),
+            )
+            over = jnp.all(done)
+            return jax.tree.map(lambda old, new: jnp.where(over, old, new), carry, (next_state, after)), None
 
         return jax.lax.scan(repeat, carry, jnp.stack(other_keys))[0]
+
+
+@dataclass(frozen=True)
+class StackChannels(Wrapper):
+    """Stack the last `k` images along their channels, oldest first; a reset fills the stack with the first one.
+
+    An image `[H, W]` becomes `[H, W, k]`, and `[H, W, C]` becomes `[H, W, k · C]`, in the same dtype.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        space = self.env.observation_space
+        if not isinstance(space, Box) or len(space.shape) not in (2, 3):
+            raise InputError(f"StackChannels needs images, a Box of two or three axes, but got {space}.")
+        _ = self._frames  # checks k
+
+    @property
+    def _frames(self) -> FrameStack:
+        return FrameStack(self.env, self.k)
+
+    @property
+    def observation_space(self) -> Box:
+        """The images with `k` times the channels."""
+        space = self._frames.observation_space
+        assert isinstance(space, Box)
+        low, high = (np.asarray(self._channels(bound)) for bound in (space.low, space.high))
+        return Box(low, high, low.shape, space.dtype)
+
+    def reset(self, key: Key) -> tuple[FrameStackState, jax.Array]:
+        """Start an episode with `k` copies of its first image."""
+        state, frames = self._frames.reset(key)
+        return state, self._per_agent(self._channels, frames)
+
+    def step(self, key: Key, state: FrameStackState, action: PyTree) -> tuple[FrameStackState, Timestep]:
+        """Take one step, drop the oldest image and append the new one."""
+        state, timestep = self._frames.step(key, state, action)
+        return state, timestep._replace(obs=self._per_agent(self._channels, timestep.obs))
+
+    def _channels(self, frames: Any) -> Any:
+        """`[k, H, W]` to `[H, W, k]`, or `[k, H, W, C]` to `[H, W, k · C]`."""
+        moved = frames.transpose(1, 2, 0, *range(3, frames.ndim))
+        return moved.reshape(*moved.shape[:2], -1)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,14 @@ from lehr.envs import (
     FlattenObservation,
     FrameStack,
     HostEnvironment,
+    StackChannels,
     Wrapper,
     make,
 )
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
+from lehr.spaces import Box
 from lehr.training.program import Program, assemble
 from lehr.training.runners.host import complete
 from lehr.types import TrainState
@@ -199,13 +201,21 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
         if run.action_repeat > 1:
             made = ActionRepeat(made, run.action_repeat)
         if run.frame_stack > 1:
-            made = FlattenObservation(FrameStack(made, run.frame_stack))
+            made = _stacked(made, run.frame_stack)
     program, state = assemble(
         algorithm, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config
     )
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
     return Plan(name, run, algorithm_config, network, reward_config, made, program, state)
+
+
+def _stacked(env: Environment, count: int) -> Environment:
+    """The environment with the last observations stacked: images along their channels, all else as one vector."""
+    space = env.observation_space
+    if isinstance(space, Box) and len(space.shape) in (2, 3):
+        return StackChannels(env, count)
+    return FlattenObservation(FrameStack(env, count))
 
 
 def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:
