@@ -33,3 +33,13 @@ def closest(given: str, known: Iterable[str]) -> str:
         return f"did you mean {match[0]!r}?"
     more = f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else ""
     return f"known: {', '.join(words[:MOST_LISTED])}{more}"
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """The text, cut in the middle where it is long.
+
+    >>> shortened("a" * 10, most=5)
+    'aa…aa'
+    """
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lehr.errors import InputError
+from lehr.errors import InputError, shortened
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -155,13 +155,3 @@ def refuse_untrusted(what: str, name: str, module: str, where: str) -> None:
         f"{where} says {what}: {shortened(name)}, which would run code from {origin(module)}; if you trust it, give "
         f"--trust (trust=True in Python), or name it yourself with --{what} {shortened(name)}."
     )
-
-
-def shortened(text: str, most: int = 80) -> str:
-    """The text, cut in the middle where it is long.
-
-    >>> shortened("a" * 10, most=5)
-    'aa…aa'
-    """
-    half = (most - 1) // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"

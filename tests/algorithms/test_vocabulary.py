@@ -127,7 +127,9 @@ def test_bad_configs(config, message):
 
 
 def test_a_budget_of_zero_is_an_error():
-    with pytest.raises(InputError, match="total_steps is 0; the budget must be finite and above 0"):
+    with pytest.raises(
+        InputError, match=r"total_steps is 0; the budget must be finite, above 0 and at most 2\^48 env steps"
+    ):
         resolve_entropy_coefficient({"ent_coef": 0.1}, 0, 0)
 
 

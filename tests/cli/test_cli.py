@@ -194,7 +194,10 @@ def test_plot_writes_a_picture(capsys, tmp_path, name, opening):
             "depends on metrics and not on the step, so it cannot be plotted; give a schedule.",
         ),
         (["1 -> 0", "--total", "5%"], "--total is '5%'; give a number of env steps, for example 500k, 1M or 1e6."),
-        (["1 -> 0", "--total", "0"], "total_steps is 0; the budget must be finite and above 0."),
+        (
+            ["1 -> 0", "--total", "0"],
+            "total_steps is 0; the budget must be finite, above 0 and at most 2^48 env steps.",
+        ),
         (["1 -> 0", "--at", "5k"], "--at is '5k', but the schedule is in shares of the budget only"),
         (["1 -> 0 over 5k", "--at", "5%"], "--at is '5%', but the schedule is in env steps only"),
         (["1 -> 0", "--at", "later"], "--at is 'later'; give env steps or a share of the budget"),

@@ -323,7 +323,10 @@ def test_a_restored_algorithm_goes_on_where_its_schedules_were(way, watch, tmp_p
         ({"lr": lambda step: 0.1}, "which cannot be checked without the budget; give total_timesteps"),
         ({"kl_coeff": 0.1, "target_kl": 0.1}, "kl_coeff and kl_target are both scheduled"),
         ({"lr": 0.1, "total_timesteps": "1M"}, "total_timesteps is '1M'; it must be a number of env steps"),
-        ({"lr": 0.1, "total_timesteps": 0}, "total_timesteps is 0; the budget must be finite and above 0"),
+        (
+            {"lr": 0.1, "total_timesteps": 0},
+            "total_timesteps is 0; the budget must be finite, above 0 and at most 2^48 env steps",
+        ),
         (
             {"gamma": "0.9 -> 1.1", "total_timesteps": 100},
             "gamma is '0.9 -> 1.1 over 100', which reaches 1.1; it must stay in [0, 1] at every step.",

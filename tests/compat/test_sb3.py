@@ -323,7 +323,10 @@ def test_a_file_of_the_model_holds_nothing_of_lehrs(tmp_path):
         ({"ent_coef": "0.1 ->"}, "expected a value after '->', but the schedule ends here"),
         ({"learning_rate": "adaptive_kl(3e-4)"}, "learning_rate is 'adaptive_kl(value=0.0003)', which reacts"),
         ({"ent_coef": 0.1, "total_timesteps": "1M"}, "total_timesteps is '1M'; it must be a number of env steps"),
-        ({"ent_coef": 0.1, "total_timesteps": 0}, "total_timesteps is 0; the budget must be finite and above 0"),
+        (
+            {"ent_coef": 0.1, "total_timesteps": 0},
+            "total_timesteps is 0; the budget must be finite, above 0 and at most 2^48 env steps",
+        ),
     ],
     ids=["none", "unknown", "not theirs", "twice", "text", "controller", "budget", "no budget"],
 )

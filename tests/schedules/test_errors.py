@@ -44,7 +44,7 @@ TEXTS = {
     "1 -> 0, 1 -> 0": "character 9: a phase begins when no budget is left; begin it earlier, or end the previous phase earlier.",
     "nan": "character 1: 'nan' is not a finite number.",
     "0.03 -> inf": "character 9: 'inf' is not a finite number.",
-    "1e999": "The start of phase 1 is inf; it must be a finite number.",
+    "1e999": "character 1: '1e999' is too large for a number.",
     "1e39": "The start of phase 1 is 1e+39, outside the range of float32; it must be 0 or have a magnitude",
     "1e-60 -> 1": "The start of phase 1 is 1e-60, outside the range of float32; it must be 0 or have a magnitude",
     "0.03 -> 0 exponential": "Phase 1 is exponential from 0.03 to 0, but an exponential cannot reach 0 or change sign; use",
@@ -102,9 +102,26 @@ def test_malformed_texts(text):
     message = str(error.value)
     assert TEXTS[text] in message
     assert "\n" not in message
+    assert len(message) < 600, "what is quoted is shortened"
 
 
 OTHERS = [
+    (lambda: schedule("1e9999999"), "'1e9999999' is too large for a number."),
+    (
+        lambda: schedule("1e-3 -> 0 over 1e39"),
+        "Phase 1 reaches 1e+39 env steps; positions go up to 2^48, about 2.8e14.",
+    ),
+    (lambda: schedule("1 -> 0 over 1e400"), "character 13: '1e400' is too large for a number."),
+    (lambda: schedule("1 -> 0 repeat 1e400"), "'1e400' is too large for a number."),
+    (lambda: schedule("1 -> 0 repeat 1e30"), "a phase cannot repeat 1e+30 times;"),
+    (lambda: schedule("9" * 5000), "is too large for a number."),
+    (lambda: schedule(10**400), "it must be a finite number."),
+    (lambda: schedule({"start": 1, "end": 0, "over": 10**400}), "is not a position;"),
+    (lambda: schedule([[0, 1], [10**400, 0]]), "is not a position;"),
+    (lambda: schedule(np.datetime64("2020")), "of type datetime64 is not a schedule;"),
+    (lambda: schedule("1 -> 0", 10**400), "the budget must be finite, above 0 and at most 2^48 env steps."),
+    (lambda: schedule("1 -> 0", 2**49), "total_steps is 5.6295e+14; the budget must be finite,"),
+    (lambda: repeat(linear(1, 0, over=5), 10**9), "cannot repeat 1000000000 times; the maximum is 10000 phases."),
     (
         lambda: schedule(None),
         "None is not a schedule; give a number, a string, a mapping, [step, value] pairs or a function.",
@@ -159,9 +176,15 @@ OTHERS = [
         lambda: linear(1, 0, over=10)(np.array([3, -1])),
         "A schedule was called with steps from -1 to 3; steps must be finite and 0 or more.",
     ),
-    (lambda: linear(1, 0).bind(0), "total_steps is 0; the budget must be finite and above 0."),
-    (lambda: linear(1, 0).bind(-5), "total_steps is -5; the budget must be finite and above 0."),
-    (lambda: linear(1, 0).bind(np.inf), "total_steps is inf; the budget must be finite and above 0."),
+    (lambda: linear(1, 0).bind(0), "total_steps is 0; the budget must be finite, above 0 and at most 2^48 env steps."),
+    (
+        lambda: linear(1, 0).bind(-5),
+        "total_steps is -5; the budget must be finite, above 0 and at most 2^48 env steps.",
+    ),
+    (
+        lambda: linear(1, 0).bind(np.inf),
+        "total_steps is inf; the budget must be finite, above 0 and at most 2^48 env steps.",
+    ),
     (lambda: linear(1, 0).bind("1M"), "total_steps is '1M'; it must be a number of env steps above 0."),
     (lambda: parse("1 until 2M, 1 -> 0").bind(10**6), "would last -1e+06 steps with a budget of 1e+06; give a larger"),
     (

@@ -5,7 +5,7 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from lehr import plugins
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, shortened
 
 if TYPE_CHECKING:
     from lehr.algorithms.base import Algorithm
@@ -68,7 +68,7 @@ def _checked(found: Any, what: str) -> "type[Algorithm]":
 
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise InputError(
-            f"{what} is {plugins.shortened(repr(found))}, which is no algorithm; give a class that inherits from "
+            f"{what} is {shortened(repr(found))}, which is no algorithm; give a class that inherits from "
             "lehr.algorithms.base.Algorithm, or the name of one."
         )
     missing = sorted(found.__abstractmethods__)

@@ -16,7 +16,7 @@ from lehr import plugins
 from lehr.envs.base import Environment
 from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
-from lehr.errors import InputError
+from lehr.errors import InputError, shortened
 
 Factory = TypeVar("Factory", bound=Callable[..., Environment])
 
@@ -209,7 +209,7 @@ def _checked(name: str, found: Any) -> Callable[..., Environment]:
     if any(entry.factory is found for entry in _registry.values()) or _makes_environments(found):
         return found
     raise InputError(
-        f"{name!r} is {plugins.shortened(repr(found))}, which does not create environments; give a class with the "
+        f"{name!r} is {shortened(repr(found))}, which does not create environments; give a class with the "
         "methods reset and step, or a function annotated to return an environment, as in 'def make() -> Environment'."
     )
 

@@ -18,7 +18,7 @@ from flax import nnx
 
 from lehr import plugins
 from lehr.config import Plugin
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, shortened
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
 from lehr.networks.custom import CustomTorso
@@ -361,7 +361,7 @@ def _imported_activation(reference: str) -> Any:
     found = plugins.import_object(reference, "activation")
     if not callable(found) or isinstance(found, type):
         raise InputError(
-            f"activation is {reference!r}, which is {plugins.shortened(repr(found))}; name a function of an array."
+            f"activation is {reference!r}, which is {shortened(repr(found))}; name a function of an array."
         )
     return found
 

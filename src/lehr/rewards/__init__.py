@@ -6,7 +6,7 @@ A reward model is given to any algorithm as `reward_model`: by its name, as `mod
 from typing import Any
 
 from lehr import plugins
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, shortened
 from lehr.rewards.base import EnvironmentReward, RewardModel
 
 BUILT_IN: dict[str, type[RewardModel]] = {"environment": EnvironmentReward}
@@ -34,7 +34,7 @@ def find(model: Any) -> type[RewardModel]:
             raise InputError(f"There is no reward model {model!r}; {closest(model, [*BUILT_IN, *offered])}")
     if not (isinstance(found, type) and issubclass(found, RewardModel)):
         raise InputError(
-            f"reward_model is {plugins.shortened(repr(found))}; give a class that inherits from "
+            f"reward_model is {shortened(repr(found))}; give a class that inherits from "
             "lehr.rewards.RewardModel, or the name of one."
         )
     if missing := sorted(found.__abstractmethods__):

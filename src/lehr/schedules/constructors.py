@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from lehr.errors import InputError
+from lehr.errors import InputError, shortened
 from lehr.schedules.function import FunctionSchedule
-from lehr.schedules.phases import END, Phase, Position
+from lehr.schedules.phases import END, Phase, Position, as_finite
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.shapes import CODES
-from lehr.schedules.text import lay, parse_number, parse_position, phases_of_points
+from lehr.schedules.text import MOST_CYCLES, lay, parse_number, parse_position, phases_of_points
 
 
 def position(given: Any) -> Position:
@@ -24,22 +24,25 @@ def position(given: Any) -> Position:
         return given
     if isinstance(given, str):
         return parse_position(given)
-    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not np.isfinite(given):
+    steps = as_finite(given)
+    if steps is None:
         raise InputError(
-            f"{given!r} is not a position; give a number of env steps, or a string such as '500k' or '20%'."
+            f"{shortened(repr(given))} is not a position; give a number of env steps, or a string such as '500k' or "
+            "'20%'."
         )
-    if given < 0:
-        raise InputError(f"The position {given:g} is below 0; the first step is 0.")
-    return Position(steps=float(given))
+    if steps < 0:
+        raise InputError(f"The position {steps:g} is below 0; the first step is 0.")
+    return Position(steps=steps)
 
 
 def number(given: Any, what: str) -> float:
     """Read a finite number, also from a string such as `"3e-4"`, which YAML does not parse as a number."""
     if isinstance(given, str):
         return parse_number(given)
-    if isinstance(given, bool) or not isinstance(given, int | float | np.number) or not np.isfinite(given):
-        raise InputError(f"The {what} is {given!r}; it must be a finite number.")
-    return float(given)
+    value = as_finite(given)
+    if value is None:
+        raise InputError(f"The {what} is {shortened(repr(given))}; it must be a finite number.")
+    return value
 
 
 def curve(
@@ -187,6 +190,11 @@ def repeat(schedule: Schedule, count: int) -> Schedule:
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise InputError(f"A schedule cannot repeat {count!r} times; give a whole number, 1 or more.")
+    if count * len(schedule.phases) > MOST_CYCLES:
+        raise InputError(
+            f"A schedule of {len(schedule.phases)} phases cannot repeat {shortened(str(count))} times; the maximum is "
+            f"{MOST_CYCLES} phases."
+        )
     phases = [
         phase._replace(
             begin=Position(phase.begin.steps, phase.begin.share / count),

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr import plugins
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, shortened
 from lehr.schedules.phases import number_text
 from lehr.schedules.text import parse_number
 
@@ -367,7 +367,7 @@ def _parse_own(reference: str, inside: str, text: str) -> Controller:
     kind = plugins.import_object(reference, "controller")
     if not (isinstance(kind, type) and issubclass(kind, Controller)):
         raise InputError(
-            f"{reference!r} is {plugins.shortened(repr(kind))}, which is no controller; name a class that inherits "
+            f"{reference!r} is {shortened(repr(kind))}, which is no controller; name a class that inherits "
             "from lehr.schedules.Controller."
         )
     if not is_dataclass(kind):

@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, shortened
 from lehr.schedules.shapes import CODES, NAMES
 
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
+
+MOST_STEPS = 2**48
+"""The largest position, where the clock of a compiled program stops being exact."""
 
 MULTIPLIERS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 
@@ -98,13 +101,30 @@ class Phase(NamedTuple):
         return self.shape != "constant"
 
 
+def as_finite(given: object) -> float | None:
+    """Return a real number as a float, or `None` if it is anything else, or not finite.
+
+    >>> as_finite(3), as_finite(10**400), as_finite(True), as_finite("3")
+    (3.0, None, None, None)
+    """
+    if isinstance(given, bool) or not isinstance(given, int | float | np.integer | np.floating):
+        return None
+    try:
+        value = float(given)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
 def check_total(total_steps: float, name: str = "total_steps") -> float:
     """Return the budget as a float, or raise an error that mentions it by `name`."""
-    if isinstance(total_steps, bool) or not isinstance(total_steps, int | float | np.number):
-        raise InputError(f"{name} is {total_steps!r}; it must be a number of env steps above 0.")
-    if not 0 < total_steps < math.inf:
-        raise InputError(f"{name} is {total_steps:g}; the budget must be finite and above 0.")
-    return float(total_steps)
+    if isinstance(total_steps, bool) or not isinstance(total_steps, int | float | np.integer | np.floating):
+        raise InputError(f"{name} is {shortened(repr(total_steps))}; it must be a number of env steps above 0.")
+    total = as_finite(total_steps)
+    if total is None or not 0 < total <= MOST_STEPS:
+        shown = shortened(str(total_steps)) if total is None else f"{total:g}"
+        raise InputError(f"{name} is {shown}; the budget must be finite, above 0 and at most 2^48 env steps.")
+    return total
 
 
 def check_phases(phases: list[Phase]) -> list[Phase]:
@@ -131,9 +151,10 @@ def _check_phase(number: int, phase: Phase) -> Phase:
     if phase.shape not in CODES:
         raise InputError(f"Phase {number} has the unknown shape {phase.shape!r}; {closest(phase.shape, NAMES)}")
     for side in ("start", "end", "power"):
-        value = getattr(phase, side)
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-            raise InputError(f"The {side} of phase {number} is {value!r}; it must be a finite number.")
+        value = as_finite(getattr(phase, side))
+        if value is None:
+            given = shortened(repr(getattr(phase, side)))
+            raise InputError(f"The {side} of phase {number} is {given}; it must be a finite number.")
         if value and not _SMALLEST <= abs(float(value)) <= _LARGEST:
             raise InputError(
                 f"The {side} of phase {number} is {value:g}, outside the range of float32; it must be 0 or have a "
@@ -158,6 +179,11 @@ def _check_phase(number: int, phase: Phase) -> Phase:
             raise InputError(
                 f"Phase {number} is exponential from {phase.start:g} to {phase.end:g}, and the ratio of the two is "
                 "outside the range of float32; split it into two phases."
+            )
+    for place in (phase.begin, phase.length, phase.stop):
+        if not abs(place.steps) <= MOST_STEPS:
+            raise InputError(
+                f"Phase {number} reaches {place.steps:g} env steps; positions go up to 2^48, about 2.8e14."
             )
     if phase.begin.sign() == -1:
         raise InputError(f"Phase {number} begins at {phase.begin}; it must begin at 0 or later.")

@@ -69,7 +69,7 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
         return from_mapping(spec.to_dict())
     if isinstance(spec, Sequence | np.ndarray):
         return piecewise(spec)
-    if hasattr(spec, "dtype") and np.ndim(spec) == 0:  # a JAX scalar
+    if hasattr(spec, "dtype") and np.ndim(spec) == 0 and np.dtype(spec.dtype).kind not in "mM":  # a JAX scalar
         return constant(float(spec))
     raise InputError(
         f"{spec!r} of type {type(spec).__name__} is not a schedule; give a number, a string, a mapping, [step, value] "

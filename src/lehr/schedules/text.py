@@ -14,13 +14,14 @@ forever.
 """
 
 import itertools
+import math
 import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
 
-from lehr.errors import InputError, closest
-from lehr.schedules.phases import END, MULTIPLIERS, Phase, Position, number_text
+from lehr.errors import InputError, closest, shortened
+from lehr.schedules.phases import END, MOST_STEPS, MULTIPLIERS, Phase, Position, number_text
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.shapes import CODES, NAMES
 
@@ -104,7 +105,7 @@ class _Parser:
 
     def _error(self, what: str, place: int) -> InputError:
         stop = "" if what.endswith("?") else "."
-        return InputError(f"In the schedule {self.text!r}, character {place + 1}: {what}{stop}")
+        return InputError(f"In the schedule {shortened(self.text, 400)!r}, character {place + 1}: {what}{stop}")
 
     def fail(self, what: str) -> NoReturn:
         raise self._error(what, self.token.place)
@@ -147,7 +148,13 @@ class _Parser:
                 else f"has the unknown unit {unit!r}; known: k, M, B, %"
             )
             raise self._error(f"{token.text!r} {what}", token.place)
-        return Decimal(digits) * MULTIPLIERS.get(unit, 1), "%" if unit == "%" else ""
+        try:
+            amount = Decimal(digits) * MULTIPLIERS.get(unit, 1)
+        except ArithmeticError:
+            amount = Decimal("inf")
+        if math.isinf(float(amount)):
+            raise self._error(f"{shortened(token.text)!r} is too large for a number", token.place)
+        return amount, "%" if unit == "%" else ""
 
     def value(self, wanted: str = "a value") -> float:
         negative = self.take("-", "+") == "-"
@@ -284,7 +291,7 @@ def lay(
         until: where it ends; with `over`, where the next phase begins.
         repeat: the number of cycles; without `over` they divide the available length equally.
     """
-    count = int(repeat)
+    count = int(repeat) if abs(repeat) < MOST_STEPS else MOST_STEPS
     if count != repeat or count < 1:
         raise InputError(f"a phase cannot repeat {repeat:g} times; give a whole number, 1 or more.")
     if count > MOST_CYCLES:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lehr import plugins
-from lehr.errors import InputError
+from lehr.errors import InputError, shortened
 from lehr.report.loggers.jsonl import JsonLines
 from lehr.report.loggers.progress import Progress
 from lehr.report.loggers.tensorboard import TensorBoard
@@ -43,7 +43,7 @@ def make_logger(given: Any, directory: Path, config: Mapping[str, Any]) -> Logge
     is_logger = not isinstance(found, type) and _logs(found)
     if not is_logger and (not callable(found) or (isinstance(found, type) and not _logs(found))):
         raise InputError(
-            f"loggers has {plugins.shortened(repr(found))}; a logger has the methods log, flush and close: give one, "
+            f"loggers has {shortened(repr(found))}; a logger has the methods log, flush and close: give one, "
             "or a class or function of (directory, config) that makes one."
         )
     return found if is_logger else found(directory, dict(config))
