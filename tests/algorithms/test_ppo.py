@@ -12,9 +12,11 @@ from lehr.config import build, with_preset
 from lehr.errors import InputError
 from tests.algorithms.rollouts import (
     SEGMENTS,
+    STEPS,
     assert_params_close,
     assert_step_goes_down,
     assert_steps_not_taken_teach_nothing,
+    distance,
     learned_from,
     lived,
     made_up,
@@ -116,6 +118,40 @@ def test_accumulated_gradients_are_those_of_the_whole_minibatch(minibatching, to
     parts, metrics_of_parts = learn(algorithm_of(torso, accumulate=4, **settings), made_up(torso), torso)
     assert_params_close(parts, whole, rtol=1e-3, atol=1e-4)
     assert metrics_of_parts == pytest.approx(metrics, rel=1e-2, abs=1e-4)
+
+
+SOME_VALID = np.random.default_rng(3).random((STEPS, SEGMENTS)) < 0.6
+COMBINATIONS = [
+    (advantage, minibatching, masked, more)
+    for advantage, minibatching in [
+        ("gae", "flat"),
+        ("gae", "segments"),
+        ("vtrace", "segments"),
+        ("vtrace", "prioritised"),
+    ]
+    for masked in (False, True)
+    for more in ({}, {"standardise_advantages": False, "value_clip_range": 0.2})
+]
+
+
+@pytest.mark.parametrize(("advantage", "minibatching", "masked", "more"), COMBINATIONS)
+def test_the_gradient_of_a_minibatch_does_not_depend_on_the_parts_it_is_cut_into(advantage, minibatching, masked, more):
+    """Each valid step of a minibatch counts alike, and advantages are standardised over all of it."""
+    rollout = made_up()._replace(valid=jnp.asarray(SOME_VALID)) if masked else made_up()
+    coef = {"rho_clip": 1.2, "c_clip": 1.1, "priority_exponent": 0.8, "importance_exponent": 0.6, "kl_coef": 0.1}
+    coef |= {"value_clip_range": 0.2} if more else {}
+    found = [
+        learn(algorithm_of(advantage=advantage, minibatching=minibatching, accumulate=parts, **more), rollout, **coef)
+        for parts in (1, 4)
+    ]
+    (whole, metrics), (parts, metrics_of_parts) = found
+    assert_params_close(parts, whole, rtol=1e-4, atol=1e-5)
+    start = network_of()[1]
+    moved = distance(whole, start)
+    assert distance(parts, whole) < 1e-4 * moved
+    for found in (metrics, metrics_of_parts):
+        found.pop("priority/weight_max", None)  # the mean over parts of the largest of each
+    assert metrics_of_parts == pytest.approx(metrics, rel=1e-3, abs=1e-5)
 
 
 def test_a_minibatch_that_cannot_be_cut_is_refused():

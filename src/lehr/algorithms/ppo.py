@@ -18,8 +18,10 @@ from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, Target
 from lehr.config import Coef, check_counts
 from lehr.errors import InputError, closest
 from lehr.maths import accumulate, sequences
-from lehr.maths.advantages import advantages_of, corrected_gae
+from lehr.maths.advantages import advantages_of, corrected_gae_of
 from lehr.maths.losses import (
+    PartOf,
+    Weights,
     clip_fraction,
     clipped_surrogate,
     clipped_value_loss,
@@ -57,7 +59,7 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
     replacement: bool = False
     """Whether a prioritised minibatch may hold a segment twice."""
     accumulate: int = 1
-    """Parts into which a minibatch is cut to save memory; their gradients are averaged."""
+    """Parts into which a minibatch is cut to save memory; the gradient is that of the whole."""
     advantage: Advantage = "gae"
     """GAE once per rollout, or corrected by V-trace's ratios of the current policy in every minibatch."""
     standardise_advantages: bool = True
@@ -247,52 +249,62 @@ class Algorithm(ActorCriticAlgorithm):
 
     def _gradients(self, params: PyTree, minibatch: Minibatch, coef: Metrics, key: Key) -> Any:
         """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
-        samples: Samples = minibatch.data
-        if self.config.standardise_advantages and self.config.advantage == "gae":
-            samples = samples._replace(advantage=standardise(samples.advantage, validity(samples.rollout)))
-        whole, parts = minibatch._replace(data=samples), self.config.accumulate
+        samples, valid = minibatch.data, validity(minibatch.data.rollout)
+        differentiate = jax.value_and_grad(self.loss, has_aux=True)
+        parts, axis = self.config.accumulate, 0 if self.config.minibatching == "flat" else 1
 
-        def differentiate(part: tuple[Minibatch, Key]) -> Any:
-            return jax.value_and_grad(self.loss, has_aux=True)(params, part[0], coef, part[1])
+        def cut(samples: Samples) -> Minibatch:
+            memory, weights = accumulate.in_parts((minibatch.carry, minibatch.weights), parts, axis=0)
+            return Minibatch(accumulate.in_parts(samples, parts, axis), memory, weights, NOTHING)
 
+        if self.config.advantage == "vtrace":
+            if parts == 1:  # found on the way, by the network's one pass
+                return differentiate(params, minibatch, valid, coef, key)
+            estimates = jax.lax.map(lambda part: self._estimates(params, part, coef), cut(samples))
+            advantage, target = (accumulate.joined(part, axis) for part in estimates)
+            samples = samples._replace(advantage=advantage, target=target)
+        found = samples.advantage
+        if self.config.standardise_advantages:
+            samples = samples._replace(advantage=standardise(found, valid))
         if parts == 1:
-            return differentiate((whole, key))
-        axis = 0 if self.config.minibatching == "flat" else 1
-        cut = Minibatch(
-            data=accumulate.in_parts(samples, parts, axis),
-            carry=accumulate.in_parts(minibatch.carry, parts, axis=0),
-            weights=accumulate.in_parts(minibatch.weights, parts, axis=0),
-            indices=NOTHING,
-        )
-        sums, advantages = accumulate.mean_over_parts(differentiate, (cut, jax.random.split(key, parts)))
-        loss, metrics, gradients = sums
-        return (loss, (metrics, accumulate.joined(advantages, axis))), gradients
+            return differentiate(params, minibatch._replace(data=samples), valid, coef, key)
 
-    def loss(self, params: PyTree, minibatch: Minibatch, coef: Metrics, key: Key) -> Any:
-        """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used."""
+        def part_of(given: tuple[Minibatch, Key]) -> Any:
+            # Means of parts, averaged, must be the mean of the whole, in which each valid step counts alike.
+            mask = validity(given[0].data.rollout)
+            weights = None if mask is None or valid is None else PartOf(mask, jnp.sum(valid) / parts)
+            return differentiate(params, given[0], weights, coef, given[1], estimated=True)
+
+        (loss, metrics, gradients), _ = accumulate.mean_over_parts(
+            part_of, (cut(samples), jax.random.split(key, parts))
+        )
+        return (loss, (metrics, masked(found, valid))), gradients
+
+    def _estimates(self, params: PyTree, minibatch: Minibatch, coef: Metrics) -> tuple[jax.Array, jax.Array]:
+        """The advantages of the current policy, by V-trace, and the targets of the values; no gradient goes through."""
+        rollout = minibatch.data.rollout
+        carry = self._carry(params, minibatch.carry)
+        _, policy, _ = self.network.unroll(params, carry, rollout.obs, rollout.reset)
+        return corrected_gae_of(rollout, policy.log_prob(rollout.action) - rollout.log_prob, coef)
+
+    def loss(
+        self, params: PyTree, minibatch: Minibatch, valid: Weights, coef: Metrics, key: Key, estimated: bool = False
+    ) -> Any:
+        """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used.
+
+        Advantages come with the minibatch; V-trace's are found here, unless they are `estimated` already.
+        """
         rollout, advantages, targets, reference = minibatch.data
-        valid, weights = validity(rollout), minibatch.weights
+        weights = minibatch.weights
         # --- policy and value now, and against those that acted
         carry = self._carry(params, minibatch.carry)
         _, policy, values = self.network.unroll(params, carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
         # --- advantages of the current policy
-        if self.config.advantage == "vtrace":
-            advantages, targets = corrected_gae(
-                rollout.reward,
-                rollout.value,
-                rollout.next_value,
-                rollout.terminated,
-                rollout.done,
-                jax.lax.stop_gradient(log_ratio),
-                coef["discount"],
-                coef["rho_clip"],
-                coef["c_clip"],
-                coef["gae_lambda"],
-            )
         found = advantages
-        if self.config.standardise_advantages and self.config.advantage == "vtrace":
-            advantages = standardise(advantages, valid)
+        if self.config.advantage == "vtrace" and not estimated:
+            found, targets = corrected_gae_of(rollout, jax.lax.stop_gradient(log_ratio), coef)
+            advantages = standardise(found, valid) if self.config.standardise_advantages else found
         if weights is not None:
             advantages = jnp.broadcast_to(weights, advantages.shape) * advantages
         # --- the three losses

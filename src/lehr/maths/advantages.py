@@ -112,6 +112,21 @@ def corrected_gae(
     return advantages, advantages + values
 
 
+def corrected_gae_of(
+    rollout: Rollout, log_ratios: jax.Array, coef: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Compute the advantages and returns of a rollout with `corrected_gae`, `[T, N]` each.
+
+    Args:
+        rollout: collected with the behaviour policy μ.
+        log_ratios: `[T, N]`, log π − log μ.
+        coef: discount, rho_clip, c_clip and gae_lambda.
+    """
+    clips = coef["discount"], coef["rho_clip"], coef["c_clip"], coef["gae_lambda"]
+    values = rollout.value, rollout.next_value
+    return corrected_gae(rollout.reward, *values, rollout.terminated, rollout.done, log_ratios, *clips)
+
+
 def vtrace(
     rewards: jax.Array,
     values: jax.Array,

@@ -6,6 +6,8 @@ scale of the weights. For the unbiased importance-sampling mean, Σ w x / n, pas
 advantages instead.
 """
 
+from typing import NamedTuple, TypeAlias
+
 import jax
 import jax.numpy as jnp
 
@@ -19,29 +21,52 @@ def validity(rollout: Rollout) -> jax.Array | None:
     return None if isinstance(rollout.valid, tuple) else rollout.valid
 
 
-def masked(terms: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """The terms with 0 where a step is not valid.
+class PartOf(NamedTuple):
+    """The weights of a part, with which means over equal parts, averaged, are the weighted mean over the whole."""
+
+    weights: jax.Array
+    """In the shape of the part."""
+    total: jax.Array
+    """`[]`: the sum of the weights of the whole, divided by the number of parts."""
+
+
+Weights: TypeAlias = jax.Array | PartOf | None
+"""Of the terms of a mean: a mask, importance weights, those of a part of a minibatch, or none."""
+
+
+def masked(terms: jax.Array, valid: Weights) -> jax.Array:
+    """Return the terms with 0 where a step is not valid.
 
     >>> masked(jnp.array([1.0, 2.0]), jnp.array([True, False])).tolist()
     [1.0, 0.0]
     """
+    if isinstance(valid, PartOf):
+        valid = valid.weights
     return terms if valid is None else jnp.where(valid, terms, 0.0)
 
 
-def weighted_mean(terms: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Σ w x / Σ w; the plain mean without weights, and 0 if all weights are 0.
+def weighted_mean(terms: jax.Array, weights: Weights = None) -> jax.Array:
+    """Return Σ w x / Σ w; without weights the plain mean, and 0 when all weights are 0.
 
     >>> float(weighted_mean(jnp.array([1.0, 2.0, 30.0]), jnp.array([1.0, 3.0, 0.0])))
+    1.75
+
+    Two parts of these three terms, of which the second is one that does not count:
+
+    >>> weights, total = jnp.array([[1.0, 3.0], [0.0, 0.0]]), jnp.float32(4.0 / 2)
+    >>> parts = [weighted_mean(jnp.array([1.0, 2.0]), PartOf(part, total)) for part in weights]
+    >>> float(sum(parts) / 2)
     1.75
     """
     if weights is None:
         return jnp.mean(terms)
-    weights = jnp.broadcast_to(weights, terms.shape)
-    total = jnp.sum(weights)
+    total = weights.total if isinstance(weights, PartOf) else None
+    weights = jnp.broadcast_to(weights.weights if isinstance(weights, PartOf) else weights, terms.shape)
+    total = jnp.sum(weights) if total is None else total
     return jnp.sum(weights * terms) / jnp.where(total == 0, 1, total)
 
 
-def standardise(advantages: jax.Array, weights: jax.Array | None = None, epsilon: float = 1e-8) -> jax.Array:
+def standardise(advantages: jax.Array, weights: Weights = None, epsilon: float = 1e-8) -> jax.Array:
     """(A − mean A) / (std A + ε), in the shape of A; mean and variance are weighted.
 
     >>> standardise(jnp.array([1.0, 3.0])).tolist()
@@ -51,7 +76,7 @@ def standardise(advantages: jax.Array, weights: jax.Array | None = None, epsilon
     return centred / (jnp.sqrt(weighted_mean(jnp.square(centred), weights)) + epsilon)
 
 
-def policy_gradient_loss(log_prob: jax.Array, advantages: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def policy_gradient_loss(log_prob: jax.Array, advantages: jax.Array, weights: Weights = None) -> jax.Array:
     """The loss whose gradient is the policy gradient: −mean A log π(a|s).
 
     >>> float(policy_gradient_loss(jnp.array([-1.0, -2.0]), jnp.array([3.0, -1.0])))
@@ -61,7 +86,7 @@ def policy_gradient_loss(log_prob: jax.Array, advantages: jax.Array, weights: ja
     return -weighted_mean(log_prob * advantages, weights)
 
 
-def surrogate_loss(log_ratio: jax.Array, advantages: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def surrogate_loss(log_ratio: jax.Array, advantages: jax.Array, weights: Weights = None) -> jax.Array:
     """TRPO's policy loss (Schulman et al., 2015): −mean ρ A, ρ = exp(log_ratio).
 
     >>> float(surrogate_loss(jnp.log(jnp.array([2.0, 0.5])), jnp.array([1.0, -1.0])))
@@ -75,7 +100,7 @@ def clipped_surrogate(
     log_ratio: jax.Array,
     advantages: jax.Array,
     clip_range: float | jax.Array,
-    weights: jax.Array | None = None,
+    weights: Weights = None,
 ) -> jax.Array:
     """PPO's policy loss (Schulman et al., 2017): −mean min(ρ A, clip(ρ, 1 − ε, 1 + ε) A), ρ = exp(log_ratio).
 
@@ -89,7 +114,7 @@ def clipped_surrogate(
     return -weighted_mean(jnp.minimum(ratio * advantages, clipped * advantages), weights)
 
 
-def value_loss(values: jax.Array, returns: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def value_loss(values: jax.Array, returns: jax.Array, weights: Weights = None) -> jax.Array:
     """½ mean (V − R)².
 
     >>> float(value_loss(jnp.array([1.0, 2.0]), jnp.array([3.0, 2.0])))
@@ -104,7 +129,7 @@ def clipped_value_loss(
     old_values: jax.Array,
     returns: jax.Array,
     clip_range: float | jax.Array,
-    weights: jax.Array | None = None,
+    weights: Weights = None,
 ) -> jax.Array:
     """½ mean max((V − R)², (V_old + clip(V − V_old, −ε, ε) − R)²): no gain from moving V more than ε from V_old.
 
@@ -127,7 +152,7 @@ def total_loss(
     return total, parts
 
 
-def approximate_kl(log_ratio: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def approximate_kl(log_ratio: jax.Array, weights: Weights = None) -> jax.Array:
     """Estimate KL(μ ‖ π) from samples of μ as mean (ρ − 1 − log ρ) with ρ = π/μ: unbiased and never negative.
 
     >>> round(float(approximate_kl(jnp.log(jnp.array([2.0, 0.5])))), 3)
@@ -136,7 +161,7 @@ def approximate_kl(log_ratio: jax.Array, weights: jax.Array | None = None) -> ja
     return weighted_mean(jnp.expm1(log_ratio) - log_ratio, weights)
 
 
-def clip_fraction(log_ratio: jax.Array, clip_range: float | jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def clip_fraction(log_ratio: jax.Array, clip_range: float | jax.Array, weights: Weights = None) -> jax.Array:
     """The fraction of samples outside the clip range, mean 1[|ρ − 1| > ε].
 
     >>> float(clip_fraction(jnp.log(jnp.array([1.0, 1.1, 1.5, 0.5])), clip_range=0.2))
@@ -145,7 +170,7 @@ def clip_fraction(log_ratio: jax.Array, clip_range: float | jax.Array, weights: 
     return weighted_mean((jnp.abs(jnp.expm1(log_ratio)) > clip_range).astype(log_ratio.dtype), weights)
 
 
-def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def explained_variance(values: jax.Array, returns: jax.Array, weights: Weights = None) -> jax.Array:
     """1 − Var(R − V) / Var(R): 1 for perfect values, 0 for constant values, and 0 if R is constant.
 
     >>> float(explained_variance(jnp.array([1.0, 2.0, 3.0]), jnp.array([2.0, 4.0, 6.0])))
@@ -160,9 +185,7 @@ def explained_variance(values: jax.Array, returns: jax.Array, weights: jax.Array
     return jnp.where(total > 0, 1.0 - variance(returns - values) / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def policy_metrics(
-    policy: Distribution, entropy: jax.Array, log_ratio: jax.Array, weights: jax.Array | None = None
-) -> Metrics:
+def policy_metrics(policy: Distribution, entropy: jax.Array, log_ratio: jax.Array, weights: Weights = None) -> Metrics:
     """Return metrics of a policy: mean entropy, approximate KL from the behaviour policy, standard deviation."""
     metrics = {"policy/entropy": entropy, "policy/approximate_kl": approximate_kl(log_ratio, weights)}
     if (std := policy.std()) is not None:
@@ -170,7 +193,7 @@ def policy_metrics(
     return metrics
 
 
-def ratio_metrics(log_ratio: jax.Array, rho_clip: jax.Array, weights: jax.Array | None = None) -> Metrics:
+def ratio_metrics(log_ratio: jax.Array, rho_clip: jax.Array, weights: Weights = None) -> Metrics:
     """Return metrics of ρ = π/μ: its mean, its mean distance from 1, and the fraction that is clipped."""
     ratio = jnp.exp(log_ratio)
     return {
