@@ -123,7 +123,7 @@ def test_an_actor_that_is_lost_is_replaced_and_the_others_go_on(pool):
     assert set(taken) == {0, 1}
     assert made.lost == 2
     assert sorted(warnings) == [
-        f"Actor {index} was lost (its process 7 ended with code -9); another takes its place." for index in (0, 1)
+        f"Actor {index} was lost (its process 7 ended with code -9) and is replaced." for index in (0, 1)
     ]
     assert sorted((one.index, one.life) for one in FakeLink.made) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
@@ -200,7 +200,7 @@ def test_too_few_cpus_for_all_ray_actors_are_told_of(monkeypatch):
     made = Pool("ray", Blueprint(None, None, 1, 1, frozenset(), 0), 2, 1, warnings.append)
     made.start(weights(0))
     made.close()
-    assert warnings == ["The Ray cluster has 1 CPUs for 2 actors: some wait until it has more."]
+    assert warnings == ["The Ray cluster has 1 CPUs for 2 actors: some wait until more are free."]
 
 
 # A worker ------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_what_goes_wrong_in_a_thread_is_a_lost_actor_and_no_lost_run(plan, monke
 
 def test_an_environment_that_cannot_be_sent_to_a_process_is_explained():
     env = SimpleNamespace(name="gym:Mine-v0", make=lambda: None)
-    with pytest.raises(EnvironmentFailed, match=r"gym:Mine-v0 cannot be sent to a process of its own .* set actors to"):
+    with pytest.raises(EnvironmentFailed, match=r"gym:Mine-v0 cannot be pickled for another process .* set actors to"):
         ProcessLink(Blueprint(env, None, 1, 1, frozenset(), 0))
 
 
@@ -358,12 +358,12 @@ def test_a_run_with_actors_goes_on_from_what_was_learned_and_begins_new_episodes
     with caplog.at_level(logging.WARNING, "lehr"):
         resumed = lehr.resume(tmp_path / "run", trust=True)
     assert [record.message for record in caplog.records] == [
-        "The environments of gym:tests.envs.gym_tasks:Walk-v0 begin new episodes: those of actors are not brought back."
+        "The environments of gym:tests.envs.gym_tasks:Walk-v0 restart: with actors, their state is not saved."
     ]
     assert resumed.metrics["update"].tolist() == list(range(1, 61))
     with caplog.at_level(logging.WARNING, "lehr"):
         alone = lehr.resume(tmp_path / "run", trust=True, actors="none", total_steps=62 * STEPS)
-    assert "restart, since one cannot be brought back: the run had actors of their own until now." in caplog.text
+    assert "restart, because their state cannot be restored: the run used asynchronous actors before." in caplog.text
     assert alone.final["update"] == 62
     # The first rollout after the stop was made with what was saved: it does not lag.
     assert resumed.metrics["rollout/lag"][made] == 0
@@ -387,7 +387,7 @@ def test_a_process_that_is_killed_is_replaced_and_the_run_ends_well(train, caplo
     with caplog.at_level(logging.WARNING, "lehr"):
         result = train("gym:CartPole-v1", actors="processes", total_steps=10**9, progress_fn=kill)
     assert result.metrics["actors/lost"][-1] == 1
-    message = f"(its process {killed[0]} ended with code -9); another takes its place."
+    message = f"(its process {killed[0]} ended with code -9) and is replaced."
     assert [record.message for record in caplog.records if message in record.message]
     assert not _children("lehr-actor")
     assert np.isfinite(result.final["loss/total"])
@@ -419,7 +419,7 @@ def test_a_ray_actor_that_is_killed_is_replaced_and_the_run_ends_well(train, cap
     with caplog.at_level(logging.WARNING, "lehr"):
         result = train("gym:CartPole-v1", actors="ray", total_steps=10**9, progress_fn=kill)
     assert result.metrics["actors/lost"][-1] == 1
-    assert [record for record in caplog.records if "another takes its place" in record.message]
+    assert [record for record in caplog.records if "and is replaced." in record.message]
     assert not ray.is_initialized()
 
 
@@ -451,10 +451,10 @@ def test_an_interrupted_chunk_keeps_the_updates_before(plan, monkeypatch):
         (
             "ppo",
             {"env": TASKS + "Walk-v0"},
-            "but ppo takes what they did for what it would do itself now; train appo or",
+            "but ppo does not correct for the lag of asynchronous actors; train appo or",
         ),
-        ("impala", {"env": "CartPole-v1"}, "CartPole-v1 is compiled together with the learning.*Here lag says"),
-        ("impala", {"env": TASKS + "Walk-v0", "overlap": True}, "which overlap by themselves; leave overlap out"),
+        ("impala", {"env": "CartPole-v1"}, "CartPole-v1 is compiled and runs on the device.*set lag"),
+        ("impala", {"env": TASKS + "Walk-v0", "overlap": True}, "which already overlap with learning; drop overlap"),
         ("impala", {"actors": "proceses"}, "actors is 'proceses'; did you mean 'processes'"),
         ("impala", {"num_actors": 0}, "num_actors is 0; it must be 1 or more"),
         ("impala", {"queue_size": 0}, "queue_size is 0; it must be 1 or more"),

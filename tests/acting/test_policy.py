@@ -103,7 +103,7 @@ def test_observations_are_normalised_by_the_statistics_of_the_run(observations):
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 2, 4), ()])
 def test_an_observation_of_another_shape_is_refused(shape, policy):
     with pytest.raises(
-        lehr.InputError, match=r"The observation has shapes .* this policy takes \[\(4,\)\], or a batch"
+        lehr.InputError, match=r"The observation has shapes .* this policy expects \[\(4,\)\], or a batch"
     ):
         policy(np.zeros(shape, np.float32))
 
@@ -121,7 +121,7 @@ def recurrent():
 
 
 def test_a_policy_with_a_memory_says_how_it_is_used(recurrent):
-    with pytest.raises(lehr.InputError, match=r"has a memory: use carry = policy.initial_carry\(n\)"):
+    with pytest.raises(lehr.InputError, match=r"is recurrent; use carry = policy.initial_carry\(n\)"):
         recurrent(np.zeros(2, np.float32))
 
 

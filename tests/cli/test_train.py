@@ -92,7 +92,7 @@ def copied(trained, tmp_path):
 
 def test_train_says_what_it_does_and_what_came_of_it(trained):
     path, out, err = trained
-    assert f"ppo on CartPole-v1, {PARAMETERS} parameters, kept in {path}\n" in err
+    assert f"ppo on CartPole-v1, {PARAMETERS} parameters, saved in {path}\n" in err
     assert re.search(r"^compiled in \d+\.\d s$", err, re.M)
     assert "100%  4.10k/4.10k steps" in err
     final = lehr.load(path).final
@@ -260,7 +260,7 @@ def test_a_run_that_cannot_go_on_is_exit_code_1(tmp_path):
     code, out, err = call("train", "ppo", *flags, "--run-dir", tmp_path / "run")
     assert (code, out) == (1, "")
     assert "Update 1 was not applied" in err
-    assert err.splitlines()[-1].startswith("lehr: RunFailed: 1 updates were not finite, more than max_rejected=0")
+    assert err.splitlines()[-1].startswith("lehr: RunFailed: 1 updates were non-finite, more than max_rejected=0")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
 
 
@@ -290,7 +290,9 @@ def test_a_fork_goes_on_with_another_coefficient(trained, tmp_path):
     updates = ~np.isnan(metrics["coef/entropy_coef"])
     assert metrics["coef/entropy_coef"][updates].tolist() == [0.5, 0.5]
     assert metrics["env_steps"][updates].tolist() == [TOTAL + PER_UPDATE, TOTAL + 2 * PER_UPDATE]
-    assert "preset is 'classic', which fills in" in mistake("train", "--from", trained[0], "--preset", "classic")
+    assert "preset is 'classic', but a preset only fills in missing settings" in mistake(
+        "train", "--from", trained[0], "--preset", "classic"
+    )
 
 
 # lehr resume -------------------------------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ def test_a_fork_goes_on_with_another_coefficient(trained, tmp_path):
 def test_resume_extends_a_run(trained, copied):
     code, out, err = call("resume", copied, "--total-steps", 2 * TOTAL)
     assert code == 0, err
-    assert f"The budget was {TOTAL} env steps and is now {2 * TOTAL}" in err
+    assert f"The budget changes from {TOTAL} to {2 * TOTAL} env steps" in err
     assert "outcome      finished after 8.19k of 8.19k env steps\n" in out
     before, after = (read(path / "metrics.jsonl") for path in (trained[0], copied))
     assert after["update"][-1] == 2 * before["update"][-1]
@@ -352,13 +354,13 @@ def test_resume_of_a_finished_run_changes_nothing(copied):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seed", "1"], "seed is 1, but the run's is 0, which a resumed run keeps"),
+        (["--seed", "1"], "seed is 1, but a resumed run keeps its seed (0); drop the option"),
         (
             ["--env", "Acrobot-v1"],
             "env is 'Acrobot-v1', but a resumed run keeps its environment (CartPole-v1); drop the option.",
         ),
-        (["--preset", "classic"], "preset is 'classic', which fills in what is not given"),
-        (["--num-envs", "8"], "is int32[4] in it, but int32[8] is expected"),
+        (["--preset", "classic"], "preset is 'classic', but a preset only fills in missing settings"),
+        (["--num-envs", "8"], "is int32[4], expected int32[8]"),
         (["--torso", "gru"], "There is no option '--torso'"),
         (["--total-step", "5k"], "There is no option '--total-step'; did you mean '--total-steps'?"),
     ],

@@ -344,7 +344,7 @@ def test_the_progress_function_sees_growing_steps_up_to_the_end_and_the_metrics_
 def test_a_progress_function_that_returns_true_stops_the_run(answer, train):
     result = train(progress_fn=lambda step, metrics: answer)
     status = status_of(result.run_dir)
-    assert (status["status"], status["reason"]) == ("stopped", "progress_fn asked for it")
+    assert (status["status"], status["reason"]) == ("stopped", "progress_fn returned True")
     assert 0 < result.state.updates < 40
     assert len(rows_of(result.run_dir)) == result.state.updates
     learned, _, _ = checkpoint.newest(result.run_dir / "policy", result.policy.learned)
@@ -361,7 +361,7 @@ def test_a_run_stops_when_an_evaluation_reaches_the_target(train):
     result = train("Probe-ConstantReward-v0", evaluate_every=STEPS * 7, target_return=1.0)
     assert result.state.updates == 7
     status = status_of(result.run_dir)
-    assert (status["status"], status["reason"]) == ("stopped", "the target return 1 is reached")
+    assert (status["status"], status["reason"]) == ("stopped", "reached the target return 1")
     assert result.final["evaluate/return"] == 1.0
 
 
@@ -410,7 +410,7 @@ def test_messages_go_above_the_bar_where_there_is_one(train, capsys, caplog):
 
 
 def test_too_many_such_updates_stop_the_run_with_the_last_good_state_saved(train, tmp_path, caplog):
-    with pytest.raises(RunFailed, match=r"4 updates were not finite, more than max_rejected=3; the last good state"):
+    with pytest.raises(RunFailed, match=r"4 updates were non-finite, more than max_rejected=3; the last good state"):
         train("BrokenForGood-v0", max_rejected=3, **BROKEN)
     status = status_of(tmp_path / "run")
     assert status["status"] == "failed"
@@ -488,7 +488,8 @@ def test_a_full_disk_fails_the_run_with_a_sentence_and_loses_nothing(owner, name
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, full_after(getattr(owner, name), [], times))
         with pytest.raises(
-            RunFailed, match=r"cannot be written: No space left on device; it can be resumed from update"
+            RunFailed,
+            match=r"Cannot write the run '.*': No space left on device; once that is fixed, resume it from update",
         ):
             train()
     status = status_of(tmp_path / "run")
@@ -514,11 +515,11 @@ def test_a_disk_that_takes_no_status_either_does_not_hide_the_reason(train, tmp_
 
 
 def test_a_directory_that_cannot_be_made_is_a_mistake_in_the_input(train, tmp_path, monkeypatch):
-    with pytest.raises(lehr.InputError, match=r"The run '/proc/none/run' cannot be written: No such file"):
+    with pytest.raises(lehr.InputError, match=r"Cannot write the run '/proc/none/run': No such file"):
         lehr.train(run_dir="/proc/none/run", **COMMON)
     with monkeypatch.context() as patch:
         patch.setattr(np, "savez", full_after(np.savez, [], 0))
-        with pytest.raises(lehr.InputError, match="cannot be written: No space left on device"):
+        with pytest.raises(lehr.InputError, match=r"Cannot write the run '.*': No space left on device"):
             train()
     assert list(tmp_path.iterdir()) == []
     train()
@@ -534,7 +535,7 @@ def test_a_read_only_run_cannot_be_resumed_but_read(train, tmp_path, monkeypatch
         return opened(self, mode, *arguments, **named)
 
     monkeypatch.setattr(Path, "open", read_only)
-    with pytest.raises(lehr.InputError, match="cannot be written: Read-only file system"):
+    with pytest.raises(lehr.InputError, match=r"Cannot write the run '.*': Read-only file system"):
         lehr.resume(tmp_path / "run")
     assert lehr.load(tmp_path / "run").state.updates > 0
 
@@ -614,9 +615,9 @@ class Wrong(Environment):
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("raises", "The environment Wrong cannot be trained on. step(key, state, action) raised"),
-        ("shape", "The environment Wrong cannot be trained on. The observation of step is float32[3]"),
-        ("dtype", "The environment Wrong cannot be trained on. reward of step is int32[]"),
+        ("raises", "Cannot train on the environment Wrong. step(key, state, action) raised"),
+        ("shape", "Cannot train on the environment Wrong. The observation of step is float32[3]"),
+        ("dtype", "Cannot train on the environment Wrong. reward of step is int32[]"),
     ],
 )
 def test_an_environment_that_is_wrong_is_refused_before_anything_is_compiled(fault, sentence, train, tmp_path):
@@ -627,7 +628,7 @@ def test_an_environment_that_is_wrong_is_refused_before_anything_is_compiled(fau
 
 
 def test_numbers_that_are_not_finite_are_laid_at_the_environments_door(train, caplog):
-    with pytest.raises(RunFailed, match="3 updates were not finite"):
+    with pytest.raises(RunFailed, match="3 updates were non-finite"):
         train(Wrong("nan"), max_rejected=2, **BROKEN)
-    assert "the environment Wrong gave" in caplog.messages[0]
-    assert "rewards that are not finite, so" in caplog.messages[0]
+    assert "the environment Wrong returned" in caplog.messages[0]
+    assert "non-finite rewards, so" in caplog.messages[0]

@@ -61,7 +61,7 @@ def test_no_file_names_a_place_of_this_machine(tmp_path):
 
 def test_a_directory_with_anything_in_it_is_refused_and_left_alone(tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"^The directory '.*' is not empty; resume the run in it, or give another"):
+    with pytest.raises(InputError, match=r"^The directory '.*' is not empty; resume its run, or give another"):
         RunDirectory.create(tmp_path)
     assert os.listdir(tmp_path) == ["precious.txt"]
     run = make(tmp_path / "run")
@@ -74,7 +74,7 @@ def test_a_directory_with_anything_in_it_is_refused_and_left_alone(tmp_path):
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(InputError, match="which is a file; give another directory"):
+        with pytest.raises(InputError, match="it is a file; give another directory"):
             RunDirectory.create(path)
 
 
@@ -138,14 +138,14 @@ def test_a_run_is_found_by_its_directory_and_by_its_name(tmp_path):
 @pytest.mark.usefixtures("_in_tmp_path")
 def test_what_is_not_a_run_is_explained():
     with pytest.raises(
-        InputError, match=r"There is no run 'first', neither .* under 'runs'; and 'runs' holds no runs\."
+        InputError, match=r"There is no run 'first', neither .* under 'runs'; and 'runs' contains no runs\."
     ):
         RunDirectory.open("first")
     make("runs/first")
     with pytest.raises(InputError, match=r"There is no run 'firts', .*; did you mean 'first'\?"):
         RunDirectory.open("firts")
     os.mkdir("other")
-    with pytest.raises(InputError, match=r"'other' is not a run, for it has no status\.json"):
+    with pytest.raises(InputError, match=r"'other' is not a run: it has no status\.json"):
         RunDirectory.open("other")
 
 
@@ -184,7 +184,7 @@ def test_a_run_that_another_process_writes_is_refused_until_that_dies(tmp_path):
     with child:
         try:
             assert child.stdout.readline() == "locked\n"
-            with pytest.raises(InputError, match=f"is being written by process {child.pid}; wait until it ends"):
+            with pytest.raises(InputError, match=f"Process {child.pid} is writing the run '.*'; wait until it ends"):
                 run.lock()
             assert run.read_status()["status"] == "running"  # reading needs no lock
         finally:
@@ -197,7 +197,7 @@ def test_a_run_that_this_process_writes_is_refused_too(tmp_path):
     with RunDirectory.create(tmp_path / "run") as run:
         run.lock()  # the holder may ask again
         other = RunDirectory.open(tmp_path / "run" / ".." / "run")
-        with pytest.raises(InputError, match="is being written by this process already"):
+        with pytest.raises(InputError, match=r"This process is already writing the run '.*'; wait until it ends"):
             other.lock()
     with other:
         pass

@@ -98,7 +98,7 @@ def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(lag, overlap):
 
 
 def test_only_environments_on_the_host_overlap(train):
-    with pytest.raises(InputError, match="overlap is true, but CartPole-v1 is compiled together with the learning"):
+    with pytest.raises(InputError, match="overlap is true, but CartPole-v1 is compiled and runs on the device"):
         train("CartPole-v1", overlap=True)
 
 
@@ -128,7 +128,7 @@ def test_environments_that_cannot_be_brought_back_restart_and_the_run_says_so(tr
     with caplog.at_level(logging.WARNING, "lehr"):
         resumed = lehr.resume(tmp_path / "run", trust=True)
     assert [record.message for record in caplog.records] == [
-        "The environments of gym:tests.envs.gym_tasks:Walk-v0 cannot be brought back to where they were: they restart."
+        "The environments of gym:tests.envs.gym_tasks:Walk-v0 restart, because their state cannot be restored."
     ]
     assert resumed.final["env_steps"] == 20 * 32
 
@@ -163,7 +163,7 @@ def test_an_environment_that_does_not_do_the_same_twice_restarts(train, tmp_path
     train(TASKS + "Walk-v0", progress_fn=lambda steps, _: steps >= 300, total_steps=20 * 32)
     monkeypatch.setattr("tests.envs.gym_tasks.Walk._obs", lambda self: (self.place + 1).astype(np.float32))
     lehr.resume(tmp_path / "run", trust=True)
-    assert "restart, since one cannot be brought back: it does not do the same twice." in caplog.text
+    assert "restart, because their state cannot be restored: it is not deterministic." in caplog.text
 
 
 # Environments that fail ----------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_an_answer_that_cannot_be_learned_from_is_named(fault, sentence, train):
 
 def test_a_failure_while_it_is_evaluated_loses_nothing(train, tmp_path):
     """Training makes 16 steps in each environment, the evaluation more."""
-    with pytest.raises(RunFailed, match=r"While it was evaluated: The environment .* failed in step"):
+    with pytest.raises(RunFailed, match=r"The evaluation failed: The environment .* failed in step"):
         train(TASKS + "Faulty-v0", total_steps=64, evaluate_episodes=64, env_parameters={"fault": "raises"})
     loaded = lehr.load(tmp_path / "run", trust=True)
     assert int(loaded.state.updates) == 2

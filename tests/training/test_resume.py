@@ -216,7 +216,7 @@ def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, 
 
 def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
     RunDirectory.create(tmp_path / "run").unlock()
-    with pytest.raises(lehr.InputError, match="ended before it began; remove it and start it anew"):
+    with pytest.raises(lehr.InputError, match="ended before its first update; delete it and start again"):
         lehr.resume(tmp_path / "run")
 
 
@@ -312,7 +312,7 @@ def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys):
     path = stopped(60, clip_range="0.2 -> 0.1 over 960", total_steps=32 * 20)
     before = rows_of(path)
     lehr.resume(path, total_steps=32 * 40, progress=True)
-    assert "The budget was 640 env steps and is now 1280" in " ".join(capsys.readouterr().err.split())
+    assert "The budget changes from 640 to 1280 env steps" in " ".join(capsys.readouterr().err.split())
     rows = rows_of(path)
     assert rows[:20] == before
     assert len(rows) == 40
@@ -327,18 +327,21 @@ def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys):
 
 
 def test_a_budget_below_what_was_done_is_refused(whole):
-    with pytest.raises(lehr.InputError, match=r"total_steps is 320, but .* has made 1920 env steps already"):
+    with pytest.raises(lehr.InputError, match=r"total_steps is 320, but .* has already made 1920 env steps"):
         lehr.resume(whole, total_steps=320)
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"seed": 1}, "seed is 1, but the run's is 0, which a resumed run keeps"),
-        ({"horizon": 16}, "An update has 64 env steps with these settings, but the 60 updates of the run had 32 each"),
+        ({"seed": 1}, r"seed is 1, but a resumed run keeps its seed \(0\); drop the option"),
+        (
+            {"horizon": 16},
+            "An update has 64 env steps with these settings, but the run's 60 updates so far had 32 each",
+        ),
         ({"action_repeat": 2}, "would jump"),
-        ({"num_envs": 8}, "does not fit"),
-        ({"hidden_sizes": [16]}, "does not fit"),
+        ({"num_envs": 8}, "does not match"),
+        ({"hidden_sizes": [16]}, "does not match"),
     ],
 )
 def test_a_resumed_run_refuses_what_would_make_it_another_run(settings, sentence, whole):
@@ -411,7 +414,7 @@ def test_a_fork_that_changes_nothing_equals_the_resumed_run(stopped, tmp_path, w
         ({"horizon": 4}, "its clock would jump"),
         ({"total_steps": 1920}, "total_steps is 1920, but .* give more"),
         ({"entropy_coef": -1}, "entropy_coef"),
-        ({"algorithm": "a2c"}, "is a run of ppo; a run of a2c cannot begin from it"),
+        ({"algorithm": "a2c"}, "is a run of ppo, not of a2c; a fork keeps the algorithm"),
     ],
 )
 def test_a_fork_that_does_not_fit_says_so_and_leaves_nothing_behind(settings, sentence, whole, tmp_path):

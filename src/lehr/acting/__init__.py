@@ -1,1 +1,1 @@
-"""Acting: rollouts on the device and on the host, policies to call, and evaluation."""
+"""Acting: rollouts on the device and on the host, policies, and evaluation."""

@@ -1,4 +1,4 @@
-"""One step of acting, the same for rollouts on the device and on the host, for evaluation and for policies to call."""
+"""One step of acting, shared by rollouts on the device and on the host, evaluation, and policies."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -11,29 +11,29 @@ from lehr.types import Key, PyTree
 
 
 class Agent(Protocol):
-    """Who acts: the part of an algorithm that acting knows, see `lehr.algorithms.base.Algorithm`."""
+    """The part of an algorithm that acting uses; see `lehr.algorithms.base.Algorithm`."""
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
-        """What is remembered before the first step of an episode."""
+        """Return the recurrent state before the first step of an episode."""
 
     def act(
         self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: Any = False
     ) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        """The next carry, the actions, and what a rollout keeps besides."""
+        """Return the next carry, the actions, and what else the rollout stores."""
 
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
-        """The values of observations that follow the carry."""
+        """Return the values of observations, given the carry before them."""
 
 
 class Acted(NamedTuple):
-    """What a rollout keeps of one step."""
+    """What a rollout stores of one step."""
 
     obs: PyTree
-    """As the agent saw it."""
+    """As the agent saw it, after normalisation."""
     action: PyTree
-    """As the agent made it, before any clipping to the action space."""
+    """As the agent chose it, before clipping to the action space."""
     kept: dict[str, Any]
-    """What else the agent keeps: `log_prob`, `value`, and more."""
+    """What else the agent stores: `log_prob`, `value`, and so on."""
 
 
 def act(
@@ -47,24 +47,24 @@ def act(
     key: Key,
     greedy: Any = False,
 ) -> tuple[PyTree, PyTree, Acted]:
-    """The next carry, the actions for the environment, and what a rollout keeps; arguments as for `Agent.act`."""
+    """Return the next carry, the environment's actions, and what the rollout stores; arguments as in `Agent.act`."""
     seen = observed(statistics, obs)
     carry, action, kept = agent.act(params, carry, seen, reset, key, greedy)
     return carry, clip_to(action_space, action), Acted(seen, action, kept)
 
 
 def observed(statistics: Any, obs: PyTree) -> PyTree:
-    """An observation as the agent sees it: normalised, unless the statistics are `()`."""
+    """Normalise an observation, unless the statistics are `()`."""
     return normalise(statistics, obs) if isinstance(statistics, RunningStatistics) else obs
 
 
 def clip_to(space: Space, action: PyTree) -> PyTree:
-    """What an environment is given: the action of a normal policy, clipped to its Box."""
+    """Clip a continuous action to the bounds of its Box; return other actions unchanged."""
     if not isinstance(space, Box):
         return action
     return jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))
 
 
 def has_memory(agent: Agent) -> bool:
-    """Whether it remembers anything from step to step."""
+    """Whether the agent is recurrent."""
     return bool(jax.tree.leaves(jax.eval_shape(lambda: agent.initial_carry((1,)))))

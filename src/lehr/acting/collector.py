@@ -1,4 +1,4 @@
-"""Rollouts in live environments: one compiled call at every step for all of them, and one for the whole rollout."""
+"""Rollouts in host environments: one compiled call per step for all of them, and one for the whole rollout."""
 
 from functools import partial
 from operator import itemgetter
@@ -17,19 +17,19 @@ from lehr.maths.randomness import derive
 from lehr.types import Actor, Key, PyTree
 
 pack = jax.jit(lambda params: ravel_pytree(params)[0])
-"""Parameters as one vector, which is handed over faster than many arrays, and is handed over at every step."""
+"""Pack parameters into one vector: passing it to a compiled call at every step is faster than passing many arrays."""
 
 
 class Collector:
-    """Live environments, and the compiled functions that act in them.
+    """Host environments, and the compiled functions that act in them.
 
     Args:
-        env: what to act in.
-        agent: who acts.
-        num_envs: how many environments.
-        horizon: steps of a rollout.
-        params: an example of the parameters that will act.
-        needs: the optional parts of a rollout that are to be kept.
+        env: the environment.
+        agent: the agent that acts.
+        num_envs: number of environments.
+        horizon: steps per rollout.
+        params: example of the agent's parameters.
+        needs: the optional parts of a rollout to keep.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class Collector:
         self._keys = jax.jit(partial(_keys, horizon))
 
     def compile(self, packed: jax.Array, statistics: Any, actor: Actor, key: Key) -> None:
-        """Compile what acts."""
+        """Compile acting."""
         keys = np.asarray(self._keys(key, np.uint32(0)))
         self._act(packed, statistics, actor.carry, actor.obs, actor.reset, keys[0])
         if self.needs_value:
             self._value(packed, statistics, actor.carry, actor.obs)
 
     def start(self) -> HostBatch:
-        """Make the environments."""
+        """Create the environments."""
         self.batch = ask(self.env.name, "its constructor", partial(self.env.start, self.num_envs))
         return self.batch
 
     def reset(self, key: Key) -> Actor:
-        """Begin an episode in each environment."""
+        """Start a new episode in each environment."""
         assert self.batch is not None
         seeds = np.asarray(jax.random.bits(key, (self.num_envs,), jnp.uint32))
         obs = ask(self.env.name, "reset", partial(self.batch.reset, seeds))
@@ -73,10 +73,10 @@ class Collector:
         return Actor((), own(self.env, obs), jnp.ones(self.size, bool), carry, episodes)
 
     def collect(self, packed: jax.Array, statistics: Any, actor: Actor, key: Key, number: int) -> Collected:
-        """Rollout `number`, from where the actor stands, with these packed parameters."""
+        """Collect rollout `number` from the actor's current state, with these packed parameters."""
         assert self.batch is not None
         shape = (self.horizon, self.size)
-        # The arrays are new for every rollout: on a CPU the device may look at them without a copy.
+        # Allocate new arrays for every rollout: on a CPU, JAX may use them without a copy.
         obs = self._room(shape)
         final_obs = self._room(shape) if self.needs_final_obs else ()
         reward, final_value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -88,7 +88,7 @@ class Collector:
             here = jax.tree.map(itemgetter(t), obs)
             jax.tree.map(np.copyto, here, current)
             carry, taken, kept = self._act(packed, statistics, carry, here, reset, keys[t])
-            action = np.array(taken)  # its own, which an environment may write into
+            action = np.array(taken)  # a copy, because an environment may write into it
             acted.append(kept)
             answer: HostStep = ask(self.env.name, "step", partial(self.batch.step, action))
             check_step(self.env, answer, self.size)
@@ -115,7 +115,7 @@ class Collector:
         return self._collected(packed, statistics, before, lived, carry, own(self.env, current))
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         if self.batch is not None:
             self.batch.close()
 
@@ -123,7 +123,7 @@ class Collector:
         return jax.tree.map(lambda like: np.empty((*shape, *like.shape), like.dtype), self.env.layout)
 
 
-# What is compiled ----------------------------------------------------------------------------------------------------
+# Compiled functions --------------------------------------------------------------------------------------------------
 
 
 def _act(
@@ -136,14 +136,14 @@ def _act(
     reset: jax.Array,
     key: jax.Array,
 ) -> tuple[PyTree, jax.Array, Acted]:
-    """One step of acting; the observations are at hand already, so the rollout does not get them from here."""
+    """Act for one step; drop the observations, which the host already has."""
     action_key = jax.random.wrap_key_data(key)
     carry, taken, acted = act(agent, env.action_space, params, statistics, carry, obs, reset, action_key)
     return carry, taken, acted._replace(obs=())
 
 
 def _keys(steps: int, key: Key, number: jax.Array) -> jax.Array:
-    """The data of the keys of one rollout, a row for each step: made at once, they cost the single steps nothing."""
+    """Return the key data of one rollout, one row per step, computed at once so that single steps need not."""
     return jax.random.key_data(jax.random.split(derive(key, "rollout", number), steps))
 
 
@@ -162,7 +162,7 @@ def _collected(
     carry: PyTree,
     last_obs: PyTree,
 ) -> Collected:
-    """The steps of a rollout as one, with its values."""
+    """Assemble the steps into a rollout, with its values."""
     acted: Acted = lived["acted"]
     trajectory = Trajectory(
         obs=observed(statistics, lived["obs"]),
@@ -189,7 +189,7 @@ def collected_shapes(
     statistics: Any,
     actor: Actor,
 ) -> Collected:
-    """What `Collector.collect` gives, as shapes."""
+    """Return the shapes of what `Collector.collect` returns."""
     actor = actor._replace(env_state=())
     size = actor.reset.shape[0]
     key = jax.random.key_data(jax.random.key(0))

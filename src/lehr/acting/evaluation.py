@@ -1,4 +1,4 @@
-"""Whole episodes, side by side, to see what a policy is worth."""
+"""Evaluate a policy over whole episodes, in parallel environments."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,30 +14,30 @@ from lehr.envs.host.base import HostBatch, ask, check_obs, check_step, own
 from lehr.types import Key
 
 MOST_STEPS = 100_000
-"""An episode that has not ended by then counts as it stands."""
+"""Maximum steps of an evaluation; episodes that are still running count with their return so far."""
 TOGETHER = 16
-"""Environments of an evaluation on the host, each of which runs its share of the episodes."""
+"""Maximum number of parallel environments of an evaluation on the host; each runs its share of the episodes."""
 
 
 class EpisodeResults(NamedTuple):
-    """One entry for each episode and agent."""
+    """One entry per episode and agent."""
 
     returns: np.ndarray
     """float32: undiscounted sums of rewards."""
     lengths: np.ndarray
-    """int32: steps."""
+    """int32: numbers of steps."""
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """One compiled program that runs `episodes` environments until the first episode of each is over."""
+    """A compiled program that runs `episodes` environments until the first episode of each ends."""
 
     env: Environment
     policy: PolicyProgram
     episodes: int
 
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
-        """Returns and lengths, with the most probable actions or with sampled ones."""
+        """Run the episodes, with the most likely actions or with sampled ones."""
         returns, lengths = _run(self, learned, key, jnp.bool(greedy))
         return EpisodeResults(np.asarray(returns).ravel(), np.asarray(lengths).ravel())
 
@@ -69,7 +69,7 @@ def _run(evaluator: Evaluator, learned: PolicyParameters, key: Key, greedy: jax.
         keys = jax.random.split(env_key, evaluator.episodes)
         env_state, timestep = jax.vmap(env.step)(keys, env_state, jax.tree.map(unfold, action))
         info = timestep.info
-        # What is over keeps its numbers; its environment is stepped on, which nobody looks at.
+        # A finished episode keeps its numbers; its environment keeps stepping, but the results are ignored.
         returns = jnp.where(done, returns, info["episode_return"])
         lengths = jnp.where(done, lengths, info["episode_length"])
         done = done | timestep.terminated | timestep.truncated
@@ -81,13 +81,13 @@ def _run(evaluator: Evaluator, learned: PolicyParameters, key: Key, greedy: jax.
 
 
 class HostEvaluator:
-    """Whole episodes on the host, in a few environments side by side."""
+    """Runs whole episodes on the host, in a few parallel environments."""
 
     def __init__(self, env: HostEnvironment, policy: PolicyProgram, episodes: int) -> None:
         self.env, self.policy, self.episodes = env, policy, episodes
 
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
-        """Returns and lengths, with the most probable actions or with sampled ones."""
+        """Run the episodes, with the most likely actions or with sampled ones."""
         count = min(self.episodes, TOGETHER)
         batch = ask(self.env.name, "its constructor", partial(self.env.start, count))
         try:
@@ -98,7 +98,7 @@ class HostEvaluator:
     def _run(self, batch: HostBatch, count: int, policy: Policy, key: Key, greedy: bool) -> EpisodeResults:
         agents = self.env.num_agents
         size = count * agents
-        # Each environment runs as many episodes as the others: short ones do not count more than long ones.
+        # Every environment runs the same number of episodes; otherwise short episodes would count more than long ones.
         left = np.repeat(np.diff(np.linspace(0, self.episodes, count + 1).astype(int)), agents)
         seeds = np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (count,), jnp.uint32))
         obs = ask(self.env.name, "reset", partial(batch.reset, seeds))
@@ -128,7 +128,7 @@ class HostEvaluator:
 
 
 def make_evaluator(env: AnyEnvironment, policy: PolicyProgram, episodes: int) -> Evaluator | HostEvaluator:
-    """The evaluator for where the environment runs."""
+    """Create the evaluator for an environment on the device or on the host."""
     if isinstance(env, HostEnvironment):
         return HostEvaluator(env, policy, episodes)
     return Evaluator(env, policy, episodes)
@@ -137,13 +137,13 @@ def make_evaluator(env: AnyEnvironment, policy: PolicyProgram, episodes: int) ->
 def evaluate(
     policy: Policy, env: AnyEnvironment, episodes: int = 100, seed: int = 0, greedy: bool = True
 ) -> EpisodeResults:
-    """Run whole episodes in parallel.
+    """Evaluate a policy over whole episodes, in parallel.
 
     Args:
-        policy: from a result of training, or from `lehr.load`.
-        env: the environment, with its time limit, for example `lehr.envs.make("CartPole-v1")`.
-        episodes: how many.
-        seed: of the environments, and of the actions if they are sampled.
-        greedy: whether the most probable action is taken, instead of a sampled one.
+        policy: from `lehr.train` or `lehr.load`.
+        env: the environment with its time limit, for example `lehr.envs.make("CartPole-v1")`.
+        episodes: number of episodes.
+        seed: random seed of the environments and of sampled actions.
+        greedy: take the most likely action instead of sampling.
     """
     return make_evaluator(env, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)

@@ -1,4 +1,4 @@
-"""A trained policy, to act with: parameters, and the statistics its observations are normalised by."""
+"""A trained policy: its parameters, and the statistics that normalise its observations."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from lehr.types import Key, PyTree
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PolicyParameters:
-    """What a policy has learned."""
+    """The learned part of a policy."""
 
     params: PyTree
     observation_statistics: RunningStatistics | tuple[()]
@@ -26,7 +26,7 @@ class PolicyParameters:
 
 @dataclass(frozen=True)
 class PolicyProgram:
-    """How a policy acts, given its parameters: a static value."""
+    """The static part of a policy: how it acts, given its parameters."""
 
     agent: Agent
     observation_space: Space
@@ -35,7 +35,7 @@ class PolicyProgram:
     def act(
         self, learned: PolicyParameters, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: jax.Array
     ) -> tuple[PyTree, PyTree]:
-        """One step for observations `[N, ...]`: the next memory, and actions `[N, ...]` for the environment."""
+        """Act on observations `[N, ...]`; return the next recurrent state, and actions `[N, ...]`."""
         params, statistics = learned.params, learned.observation_statistics
         carry, action, _ = act(self.agent, self.action_space, params, statistics, carry, obs, reset, key, greedy)
         return carry, action
@@ -43,19 +43,19 @@ class PolicyProgram:
 
 @dataclass(frozen=True)
 class Policy:
-    """A policy to call: `policy(obs)` takes the most probable action, `policy(obs, key)` draws one.
+    """A callable policy: `policy(obs)` returns the most likely action, `policy(obs, key)` samples one.
 
-    Observations are one or a batch. A policy with a memory is used with `initial_carry` and `step`.
+    `obs` is one observation or a batch. For a recurrent policy, use `initial_carry` and `step`.
     """
 
     program: PolicyProgram
     learned: PolicyParameters
 
     def __call__(self, obs: PyTree, key: Key | None = None) -> PyTree:
-        """The action for an observation, or the actions for a batch of them."""
+        """Return the action for an observation, or the actions for a batch."""
         if has_memory(self.program.agent):
             raise InputError(
-                "This policy has a memory: use carry = policy.initial_carry(n), then carry, action = "
+                "This policy is recurrent; use carry = policy.initial_carry(n), then carry, action = "
                 "policy.step(carry, obs, reset, key) with observations [n, ...]."
             )
         single = self._is_single(obs)
@@ -65,11 +65,11 @@ class Policy:
         return jax.tree.map(lambda x: x[0], action) if single else action
 
     def initial_carry(self, size: int) -> PyTree:
-        """The memory before the first step of `size` episodes."""
+        """Return the recurrent state before the first step of `size` episodes."""
         return self.program.agent.initial_carry((size,))
 
     def step(self, carry: PyTree, obs: PyTree, reset: Any, key: Key | None = None) -> tuple[PyTree, PyTree]:
-        """The next memory and actions for observations `[n, ...]`; `reset` is true where an episode begins."""
+        """Return the next recurrent state and the actions for `[n, ...]`; `reset` is true where an episode starts."""
         drawn = jax.random.key(0) if key is None else key
         return _act(self.program, self.learned, carry, obs, jnp.asarray(reset), drawn, jnp.bool(key is None))
 
@@ -81,7 +81,7 @@ class Policy:
             return True
         if len(given) == len(shapes) and all(a[1:] == b for a, b in zip(given, shapes, strict=True)):
             return False
-        raise InputError(f"The observation has shapes {given}; this policy takes {shapes}, or a batch of them.")
+        raise InputError(f"The observation has shapes {given}; this policy expects {shapes}, or a batch of them.")
 
 
 @partial(jax.jit, static_argnums=0)

@@ -14,22 +14,22 @@ from lehr.maths.recurrence import linear_recurrence
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4
-"""Steps in one turn of the compiled loop on an accelerator: the copies between two turns are made less often."""
+"""Steps per iteration of the compiled loop on an accelerator, so that copies between iterations are rarer."""
 
 
 class RunningEpisodes(NamedTuple):
-    """The episodes that are under way, `[N]` each."""
+    """Episodes in progress, `[N]` each."""
 
     returns: jax.Array
-    """float32: the sum of rewards so far."""
+    """float32: sum of rewards so far."""
     lengths: jax.Array
-    """float32: the steps so far."""
+    """float32: steps so far."""
     over: jax.Array
-    """bool: this agent is done and waits for the others of its environment."""
+    """bool: the agent is done and waits for the other agents of its environment."""
 
     @classmethod
     def begin(cls, size: int) -> "RunningEpisodes":
-        """All at their first step."""
+        """Return episodes that are all at their first step."""
         return cls(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
 
 
@@ -41,7 +41,7 @@ class Finished(NamedTuple):
     lengths: jax.Array
 
     def metrics(self) -> Metrics:
-        """Means over these episodes; NaN where none ended."""
+        """Return means over these episodes; NaN if none ended."""
         some = jnp.where(self.number > 0, self.number, jnp.nan)
         return {
             "episode/count": self.number,
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """A rollout and what else came of it."""
+    """A rollout, and what else acting returns."""
 
     actor: Actor
     rollout: Rollout
@@ -61,7 +61,7 @@ class Collected(NamedTuple):
 
 
 def initial_actor(env: AutoReset | HostEnvironment, agent: Agent, num_envs: int, key: Key) -> Actor:
-    """All environments at the start of an episode; on the host they have not begun: their observations are zeros."""
+    """Return an actor at the start of its episodes; host environments start later, so their observations are zeros."""
     size = num_envs * env.num_agents
     if isinstance(env, HostEnvironment):
         env_state: PyTree = jax.random.bits(key, (num_envs,), jnp.uint32)
@@ -85,22 +85,22 @@ def collect(
     """Act for `horizon` steps.
 
     Args:
-        env: an environment that begins the next episode by itself.
-        agent: who acts.
+        env: an environment that resets automatically.
+        agent: the agent that acts.
         params: the agent's parameters.
-        actor: where the last rollout ended.
-        statistics: by which observations are normalised, `()` for not at all.
-        horizon: T.
-        key: the randomness of actions and environments.
-        needs: the optional parts of a rollout that are to be kept, `value` and `final_obs`.
+        actor: the state at the end of the last rollout.
+        statistics: normalise the observations; `()` for no normalisation.
+        horizon: number of steps, T.
+        key: for actions and environments.
+        needs: the optional parts of a rollout to keep: `value`, `final_obs`.
     """
     remembers = bool(jax.tree.leaves(actor.carry))
-    # A value that depends on the carry is found step by step, one that does not for all steps at once, afterwards.
+    # Values that depend on the carry are computed in each step; all others at once, after the scan.
     kept = jax.eval_shape(partial(act, agent, env.action_space), params, statistics, *_seen(actor), key)[2].kept
     values_in_step = "value" in kept
     needs_value, needs_final_obs = "value" in needs, "final_obs" in needs
-    # At most one truncation per environment: its final observation is kept instead of the final ones of all steps.
-    # What a scan stacks is most of its cost on a GPU, so it stacks as little as possible.
+    # With at most one truncation per environment, store one final observation instead of those of all steps.
+    # On a GPU, most of a scan's cost is what it stacks, so stack as little as possible.
     keeps_one = needs_value and not values_in_step and not needs_final_obs and env.truncation_gap >= horizon
     keeps_all = needs_final_obs or (needs_value and not values_in_step and not keeps_one)
     normalises = isinstance(statistics, RunningStatistics)
@@ -127,7 +127,7 @@ def collect(
 
     num_envs = actor.reset.shape[0] // env.num_agents
     action_key, env_key = jax.random.split(key)
-    # All keys are made at once, before the scan: one large kernel instead of T small ones.
+    # Split all keys before the scan: one large kernel instead of T small ones.
     keys = jax.random.split(action_key, horizon), jax.random.split(env_key, (horizon, num_envs))
     start = actor.env_state, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
     (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
@@ -170,18 +170,18 @@ def scan_unroll(divisor_of: int | None = None) -> int:
 
 
 class Trajectory(NamedTuple):
-    """What a rollout is made from; leaves `[T, N, ...]`, as in `Rollout`."""
+    """The raw material of a rollout; leaves `[T, N, ...]`, as in `Rollout`."""
 
     obs: PyTree
     action: PyTree
     kept: dict[str, Any]
-    """What `act` kept."""
+    """What `act` stored."""
     reward: jax.Array
     terminated: jax.Array
     done: jax.Array
     valid: Any
     final_value: Any
-    """float32 `[T, N]` or `[1, N]`: of the observation before a reset; looked at where an episode is done."""
+    """float32 `[T, N]` or `[1, N]`: value of the observation before a reset; used only where an episode is done."""
     final_obs: Any
 
 
@@ -196,7 +196,7 @@ def collected(
     num_agents: int,
     needs: frozenset[str],
 ) -> Collected:
-    """The rollout of a trajectory from the actor `before` to `last`, with its values and its episodes."""
+    """Build the rollout of a trajectory from the actor `before` to `last`, with values and episode statistics."""
     done, extras = trajectory.done, dict(trajectory.kept)
     log_prob, value = extras.pop("log_prob", ()), extras.pop("value", None)
     next_value: Any = ()
@@ -204,8 +204,8 @@ def collected(
         if value is None:
             value = agent.value(params, before.carry, trajectory.obs)
         last_value = agent.value(params, last.carry, observed(statistics, last.obs))
-        # After an end the observation that followed is the final one, not the one after the reset, so that a truncated
-        # episode is worth what it would have been.
+        # After the last step of an episode, the next observation is the final one, not the one after the reset, so
+        # that a truncated episode bootstraps from its own value.
         following = jnp.concatenate([value[1:], last_value[None]])
         next_value = jnp.where(done, jnp.broadcast_to(trajectory.final_value, done.shape), following)
     valid, reward = trajectory.valid, trajectory.reward
@@ -229,7 +229,7 @@ def collected(
 
 
 def broken(rollout: Rollout) -> Metrics:
-    """How many rewards and entries of observations are not finite: then it is the environment that is broken."""
+    """Count non-finite rewards and observation entries, which mean that the environment is broken."""
 
     def count(tree: PyTree) -> jax.Array:
         leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -239,12 +239,12 @@ def broken(rollout: Rollout) -> Metrics:
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
-    """Where an agent was done before the step and waits for the others of its environment, bool `[T, N]`.
+    """Return where an agent was already done and waits for the other agents of its environment, bool `[T, N]`.
 
     Args:
-        over: bool `[N]`: who waits before the first step.
+        over: bool `[N]`: which agents wait before the first step.
         done: bool `[T, N]`.
-        num_agents: how many neighbours on the axis `N` share an environment.
+        num_agents: number of consecutive entries on axis `N` that share an environment.
 
     >>> done = jnp.array([[True, False], [True, True], [False, False]])
     >>> waiting(jnp.zeros(2, bool), done, 2).tolist()
@@ -255,29 +255,29 @@ def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
 
 
 def _goes_on(done: jax.Array, num_agents: int) -> jax.Array:
-    """1 where a step belongs to the same episode of its environment as the step before, else 0; `[T, N]`."""
+    """Return 1 where a step belongs to the same episode as the step before, else 0; `[T, N]`."""
     everyone = _everyone(done, num_agents)
     return jnp.concatenate([jnp.ones((1, done.shape[1])), 1.0 - everyone[:-1]])
 
 
 def _everyone(done: jax.Array, num_agents: int) -> jax.Array:
-    """Where all agents of the environment are done, bool `[T, N]`."""
+    """Return where all agents of the environment are done, bool `[T, N]`."""
     return jnp.repeat(done.reshape(len(done), -1, num_agents).all(-1), num_agents, axis=1)
 
 
 def follow_episodes(
     episodes: RunningEpisodes, reward: jax.Array, done: jax.Array, valid: Any = (), num_agents: int = 1
 ) -> tuple[RunningEpisodes, Finished]:
-    """Returns and lengths of episodes, found after the rollout: inside it they would be more arrays at every step.
+    """Compute returns and lengths of episodes after the rollout; inside it, they would add arrays to every step.
 
         R_t = r_t + (1 − done_{t−1}) R_{t−1}
 
     Args:
-        episodes: those under way before the first step.
+        episodes: the episodes in progress before the first step.
         reward: `[T, N]`, before any scaling.
         done: bool `[T, N]`.
         valid: bool `[T, N]`: the steps that count; `()` for all.
-        num_agents: how many neighbours on the axis `N` share an environment.
+        num_agents: number of consecutive entries on axis `N` that share an environment.
 
     >>> start = RunningEpisodes(jnp.array([5.0]), jnp.array([2.0]), jnp.array([False]))
     >>> rest, finished = follow_episodes(start, jnp.ones((3, 1)), jnp.array([[False], [True], [False]]))
@@ -288,11 +288,11 @@ def follow_episodes(
     counts, ended = jnp.ones(done.shape), done
     if not isinstance(valid, tuple):
         counts, ended = valid.astype(jnp.float32), done & valid
-    # A NaN would outlive its episode, since 0 · NaN is NaN: a reward that is not finite is left out of the sum.
+    # Exclude non-finite rewards from the sum: a NaN would leak into the next episode, since 0 · NaN is NaN.
     rewards = jnp.where(jnp.isfinite(reward), reward * counts, 0.0)
     returns = linear_recurrence(goes_on, rewards.at[0].add(episodes.returns), reverse=False)
     lengths = linear_recurrence(goes_on, counts.at[0].add(episodes.lengths), reverse=False)
-    # Without the barrier a GPU would run through the recurrences again inside the sums.
+    # Without the barrier, XLA would recompute the recurrences inside the sums on a GPU.
     returns, lengths = jax.lax.optimization_barrier((returns, lengths))
     finished = Finished(*(jnp.sum(jnp.where(ended, x, 0.0)) for x in (jnp.ones(done.shape), returns, lengths)))
     running = 1.0 - everyone[-1]
@@ -309,19 +309,19 @@ def _one_row(tree: PyTree) -> PyTree:
 
 
 def _where(condition: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:
-    """`jnp.where` with a condition `[N]` for arrays `[N, ...]`."""
+    """Apply `jnp.where` with a condition `[N]` to arrays `[N, ...]`."""
     return jnp.where(condition.reshape(condition.shape + (1,) * (chosen.ndim - 1)), chosen, other)
 
 
 def _fold(env: Environment, tree: PyTree) -> PyTree:
-    """Agents into the batch: `[E, A, ...]` to `[E·A, ...]`."""
+    """Merge agents into the batch axis: `[E, A, ...]` to `[E·A, ...]`."""
     if env.num_agents == 1:
         return tree
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 def _unfold(env: Environment, tree: PyTree) -> PyTree:
-    """Agents out of the batch: `[E·A, ...]` to `[E, A, ...]`."""
+    """Split agents from the batch axis: `[E·A, ...]` to `[E, A, ...]`."""
     if env.num_agents == 1:
         return tree
     return jax.tree.map(lambda x: x.reshape(-1, env.num_agents, *x.shape[1:]), tree)

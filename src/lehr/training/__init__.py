@@ -1,1 +1,1 @@
-"""A run: its plan, its compiled program, the loop around it, and its files."""
+"""Training runs: the plan, the compiled program, the host loop, and the run's files."""

@@ -1,4 +1,4 @@
-"""Train, resume, load: a run from its settings, or from its directory."""
+"""The functions `train`, `resume` and `load`."""
 
 import contextlib
 import shutil
@@ -27,30 +27,30 @@ from lehr.types import TrainState
 
 @dataclass(frozen=True)
 class Result:
-    """A run: what it learned, and everything about it. `lehr.load` gives the same from its directory."""
+    """Result of a run: its policy, state, settings and metrics. `lehr.load` returns the same from a run directory."""
 
     run_dir: Path
     algorithm: str
     config: dict[str, Any]
-    """All settings by name, as in the run's `config.yaml`."""
+    """Every setting by name, as in the run's `config.yaml`."""
     state: TrainState
     policy: Policy
     env: AnyEnvironment = field(repr=False)
-    """With its time limit, not batched."""
+    """The environment with its time limit, not batched."""
 
     @property
     def params(self) -> Any:
-        """The parameters, a plain dict of arrays."""
+        """The parameters: a plain dict of arrays."""
         return self.state.learner.params
 
     @cached_property
     def metrics(self) -> dict[str, np.ndarray]:
-        """The whole history, a column for each metric; what was not measured at an update is NaN there."""
+        """The whole history: one column per metric, NaN at updates where the metric was not measured."""
         return read(self.run_dir / "metrics.jsonl")
 
     @property
     def final(self) -> dict[str, float]:
-        """The newest value of each metric, the coefficients that were applied last included."""
+        """The latest value of each metric, including the applied coefficients."""
         newest = {}
         for name, column in self.metrics.items():
             known = column[~np.isnan(column)] if column.dtype.kind == "f" else column
@@ -68,17 +68,17 @@ def train(
     trust: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train, and return what was learned.
+    """Train an agent and return the result.
 
     Args:
-        algorithm: its name, `module:Name`, or a class of your own; see `lehr.algorithms.base`.
-        env: an environment, or its name; CartPole-v1 by default.
-        run_dir: where everything about the run is kept; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
-        from_run: a run to begin from: its state, its clock and its settings, but for those given here.
-        progress_fn: called with the env steps so far and the newest metrics; if it returns `True` the run stops.
-        trust: whether code outside Lehr that `from_run` names may be run; what is named here is.
-        settings: of `RunConfig`, of the algorithm's `Config` and of `NetworkConfig`, in one namespace; every
-            coefficient takes any schedule.
+        algorithm: its name, `module:Name`, or your own class; see `lehr.algorithms.base`.
+        env: an environment or its name; CartPole-v1 by default.
+        run_dir: directory of the run; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
+        from_run: run to fork: start from its state and clock, with its settings except those given here.
+        progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
+        trust: allow `from_run` to run code from outside Lehr; code that you name in this call is always allowed.
+        settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
+            one namespace; every coefficient accepts any schedule.
     """
     instance = None if isinstance(env, str) else env
     if env is not None:
@@ -87,9 +87,9 @@ def train(
         plan = make_plan(algorithm, settings, instance)
     else:
         origin = RunDirectory.open(from_run)
-        found, saved = _settings(origin, None, trust=True)  # it must be the one named here
+        found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
         if (name := algorithms.name_of(algorithm)) != found:
-            raise InputError(f"'{origin.path}' is a run of {found}; a run of {name} cannot begin from it.")
+            raise InputError(f"'{origin.path}' is a run of {found}, not of {name}; a fork keeps the algorithm.")
         check_trust(saved, f"The run '{origin.path}'", trust, env)
         plan = _fork(algorithm, origin, saved, settings, instance)
     path = Path(run_dir or default_path(plan.algorithm, plan.run.env, plan.run.seed))
@@ -116,15 +116,16 @@ def resume(
     trust: bool = False,
     **settings: Any,
 ) -> Result:
-    """Go on with a run that was stopped, as if it had not been.
+    """Continue a stopped run as if it had never stopped.
 
     Args:
-        run: its directory, or its name under `runs/`.
-        env: the environment, where it was not given by name; its name, to say that its code may be run.
-        algorithm: the class of the algorithm, where it is your own; its name, to say that its code may be run.
-        progress_fn: as for `train`.
-        trust: whether code outside Lehr that the run names may be run.
-        settings: that change; `total_steps` extends the run, and shares of the budget are then shares of the new one.
+        run: run directory, or its name under `runs/`.
+        env: the environment, if the run was given an object; or its name, to allow its code.
+        algorithm: the class, if the run was given one of your own; or its name, to allow its code.
+        progress_fn: as in `train`.
+        trust: allow the run to run code from outside Lehr.
+        settings: settings to change; `total_steps` extends the run, and shares of the budget then refer to the new
+            budget.
     """
     directory = RunDirectory.open(run)
     with _writable(directory.path):
@@ -139,14 +140,14 @@ def resume(
         plan = make_plan(algorithm, _changed(algorithm, saved, settings), None if isinstance(env, str) else env)
         if plan.run.seed != saved["seed"]:
             raise InputError(
-                f"seed is {plan.run.seed}, but the run's is {saved['seed']}, which a resumed run keeps; leave it out, "
-                "or fork the run with train(from_run=...)."
+                f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
+                "fork the run with train(from_run=...)."
             )
         loop = _begin(plan, directory, progress_fn, resumes=True)
         if saved["total_steps"] != plan.run.total_steps:
             loop.say(
-                f"The budget was {saved['total_steps']} env steps and is now {plan.run.total_steps}: schedules that "
-                "count in shares of it are bound anew."
+                f"The budget changes from {saved['total_steps']} to {plan.run.total_steps} env steps: schedules "
+                "relative to the budget are stretched to the new one."
             )
         return _run(plan, directory, loop)
 
@@ -154,13 +155,13 @@ def resume(
 def load(
     run: str | Path, env: str | AnyEnvironment | None = None, *, algorithm: Any = None, trust: bool = False
 ) -> Result:
-    """A run from its directory: its newest state, its policy, its settings and its metrics.
+    """Load a run: its latest state, its policy, its settings and its metrics.
 
     Args:
-        run: its directory, or its name under `runs/`.
-        env: the environment or its name, where it is not to be the run's.
-        algorithm: as for `resume`.
-        trust: whether code outside Lehr that the run names may be run; see SECURITY.md.
+        run: run directory, or its name under `runs/`.
+        env: environment or name to use instead of the run's.
+        algorithm: as in `resume`.
+        trust: allow the run to run code from outside Lehr; see SECURITY.md.
     """
     directory = RunDirectory.open(run)
     algorithm, saved = _settings(directory, algorithm, trust)
@@ -175,15 +176,15 @@ def load(
 
 
 def _settings(directory: RunDirectory, named: Any, trust: bool) -> tuple[Any, dict[str, Any]]:
-    """The algorithm of a run, and its other settings.
+    """Return the algorithm of a run, and its other settings.
 
     Args:
-        directory: of the run.
-        named: the algorithm that the user gave, its class or its name, or `None`.
-        trust: whether code that the run names may be run.
+        directory: the run directory.
+        named: the algorithm given by the user: its class, its name, or `None`.
+        trust: allow code that the run names.
     """
     if not directory.config.exists():
-        raise InputError(f"The run '{directory.path}' ended before it began; remove it and start it anew.")
+        raise InputError(f"The run '{directory.path}' ended before its first update; delete it and start again.")
     saved = config.from_yaml(directory.config)
     algorithm = str(saved.pop("algorithm"))
     if named is not None:
@@ -192,20 +193,21 @@ def _settings(directory: RunDirectory, named: Any, trust: bool) -> tuple[Any, di
         return named, saved
     if plugins.is_placeholder(algorithm):
         raise InputError(
-            f"The algorithm of '{directory.path}' was {algorithm}, which a file cannot hold; give it as algorithm=."
+            f"The algorithm of '{directory.path}' was {algorithm}, which cannot be saved in a file; pass it as "
+            "algorithm=."
         )
     check_trust({"algorithm": algorithm}, f"The run '{directory.path}'", trust)
     return algorithm, saved
 
 
 def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | AnyEnvironment | None = None) -> None:
-    """Refuse settings found in a file that would run code outside Lehr and its suites.
+    """Refuse settings from a file that would run code from outside Lehr and its suites.
 
     Args:
         found: the settings.
-        where: the file or the run, for the message.
-        trust: whether the user trusts all of it.
-        named: the environment or its name, where the user gave it.
+        where: the file or the run, for the error message.
+        trust: whether the user trusts all of them.
+        named: the environment or its name, if the user gave it.
     """
     if trust:
         return
@@ -222,11 +224,11 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | 
 
 
 def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run with some of them changed."""
+    """Return a run's settings with the given ones changed."""
     if "preset" in settings:
         raise InputError(
-            f"preset is {settings['preset']!r}, which fills in what is not given, but a run has all its settings; give "
-            "those that change by their names."
+            f"preset is {settings['preset']!r}, but a preset only fills in missing settings and this run already has "
+            "all of them; pass the settings to change by name."
         )
     given = {str(name).replace("-", "_"): value for name, value in settings.items()}
     reward_model = given.get("reward_model", saved.get("reward_model", "environment"))
@@ -234,7 +236,7 @@ def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) ->
 
 
 def _without_placeholders(saved: dict[str, Any]) -> dict[str, Any]:
-    """The settings without those that were functions or objects, which no text can hold; a state looks the same."""
+    """Drop settings that were functions or objects, which cannot be saved as text; the state's shapes do not change."""
     return {name: value for name, value in saved.items() if not _has_placeholder(value)}
 
 
@@ -244,28 +246,28 @@ def _has_placeholder(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _writable(path: Path) -> Iterator[None]:
-    """Put what the disk refuses into a sentence."""
+    """Turn an `OSError` into a one-sentence error."""
     try:
         yield
     except OSError as error:
         raise InputError(
-            f"The run '{path}' cannot be written: {error.strerror or error}; mend that, or choose another place."
+            f"Cannot write the run '{path}': {error.strerror or error}; fix that, or choose another directory."
         ) from error
 
 
 def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False) -> Loop:
-    """The loop of a run, whose directory then holds all that a resume needs."""
+    """Create the loop of a run and write everything that a resume needs to its directory."""
     with _writable(directory.path), contextlib.ExitStack() as undo:
         loop = Loop(plan, directory, progress_fn, resumes)
         undo.callback(loop.loggers.close)
         loop.save()
-        _write_config(directory, plan)  # the last file of a new run: where it is, the others are
+        _write_config(directory, plan)  # written last: if it exists, so do the other files
         undo.pop_all()
     return loop
 
 
 def _write_config(directory: RunDirectory, plan: Plan) -> None:
-    """Write the settings as a whole: a process killed meanwhile leaves the old file or the new one."""
+    """Write the settings atomically: a killed process leaves either the old file or the new one."""
     temporary = directory.config.with_suffix(".tmp")
     config.to_yaml(temporary, plan.mapping)
     temporary.replace(directory.config)
@@ -278,11 +280,11 @@ def _fork(
     settings: dict[str, Any],
     env: AnyEnvironment | None,
 ) -> Plan:
-    """A new run that begins where another stands, with other settings."""
+    """Plan a new run that starts from another run's state, with changed settings."""
     old = make_plan(algorithm, _without_placeholders(saved), env)
     state, meta = restore(origin, old)
     plan = make_plan(algorithm, _changed(algorithm, saved, settings), env)
-    # Its controllers begin anew, since they may be others, and its key is its own seed's.
+    # Controllers restart, since they may differ, and the key comes from the fork's own seed.
     state = state._replace(
         coefficients=plan.state.coefficients,
         controllers=plan.state.controllers,
@@ -294,28 +296,28 @@ def _fork(
         if wanted.get(name) != given.get(name):
             raise InputError(
                 f"With these settings {name} is {wanted.get(name, 'absent')}, but in '{origin.path}' it is "
-                f"{given.get(name, 'absent')}; a fork may change coefficients, not what shapes arrays."
+                f"{given.get(name, 'absent')}; a fork may change coefficients, but not the shapes of arrays."
             )
     plan.check_clock(int(state.updates), meta["env_steps"])
     if int(state.updates) >= plan.updates:
         raise InputError(
-            f"total_steps is {plan.run.total_steps}, but the run to begin from has made {meta['env_steps']}, which "
-            "count; give more."
+            f"total_steps is {plan.run.total_steps}, but the original run has already made {meta['env_steps']} env "
+            "steps, which count toward the budget; give more."
         )
     return replace(plan, state=state)
 
 
 def _shapes(state: TrainState) -> dict[str, str]:
-    """The dtype and shape of every array by its path, as in `float32[4, 64]`."""
+    """Return the dtype and shape of every array by path, such as `float32[4, 64]`."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
-    loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, kept in {directory.path}")
+    loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, saved in {directory.path}")
     result = _result(plan, directory, loop.run())
-    if result.metrics:  # a run that is stopped while it is compiled has none
+    if result.metrics:  # empty if the run was stopped while compiling
         learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
     return result
 

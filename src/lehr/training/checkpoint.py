@@ -1,7 +1,7 @@
-"""Checkpoints: a pytree of arrays in one directory, written as a whole or not at all, read back bit for bit.
+"""Checkpoints: a pytree of arrays in one directory, written atomically and restored bit for bit.
 
     <directory>/000000409600/state.npz    the leaves as plain arrays
-                             meta.json    paths, shapes and dtypes of the leaves, checksums, and what the caller adds
+                             meta.json    paths, shapes and dtypes of the leaves, checksums, and the caller's metadata
 
 Nothing is pickled, and loading runs no code. A process killed at any moment leaves the last complete checkpoint.
 """
@@ -25,21 +25,21 @@ from lehr.errors import InputError
 from lehr.types import PyTree
 
 FORMAT = 2
-"""The version of the layout, raised when older code could not read what newer code writes."""
+"""Version of the file layout, increased when older code can no longer read new checkpoints."""
 
 _RENAMED = (
-    # What a learner remembers was one thing before format 2: what is learned and what is data are apart since.
+    # Format 1 had one `memory`; format 2 separates learned state (`auxiliary`) from data (`memory`).
     (r"\.learner\.memory\.kept\.", ".learner.memory."),
     (r"\.learner\.memory\.(params|age|head|optimiser|filled|metrics)\b", r".learner.auxiliary.\1"),
 )
-"""How the paths of format 1 are called now."""
+"""Paths of format 1, and their current names."""
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
 _MOST_DIFFERENCES = 5
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is damaged or incomplete; the sentence names the file."""
+    """A checkpoint is damaged or incomplete; the message names the file."""
 
 
 def save(
@@ -47,17 +47,17 @@ def save(
 ) -> Path:
     """Write a checkpoint and return its directory.
 
-    Of the earlier checkpoints, the newest `keep - 1` and those whose steps are in `protect` stay. Later ones, of a
-    future that was given up when the run went back to an earlier step, are removed: the newest checkpoint is always
-    the one that was saved last.
+    Earlier checkpoints are deleted except the latest `keep - 1` and those in `protect`. Checkpoints of later steps,
+    left over when a run went back to an earlier step, are deleted too, so the highest step is always the one saved
+    last.
 
     Args:
-        directory: holds all checkpoints of a run, and only those.
-        state: its leaves are arrays of JAX or NumPy (typed PRNG keys and small floats included) or Python numbers.
-        step: names the checkpoint; saving a step again replaces it.
-        meta: anything that JSON can hold; `load` returns it.
-        keep: how many checkpoints stay, at least 1.
-        protect: steps that stay whatever `keep` says, the best one for example.
+        directory: holds all checkpoints of a run, and nothing else.
+        state: pytree of JAX or NumPy arrays (including typed PRNG keys and small floats) or Python numbers.
+        step: names the checkpoint; saving the same step again replaces it.
+        meta: any JSON-serialisable mapping; `load` returns it.
+        keep: number of checkpoints to keep, at least 1.
+        protect: steps to keep regardless of `keep`, the best one for example.
     """
     if keep < 1 or step < 0:
         raise InputError(f"keep is {keep} and step is {step}; keep must be at least 1 and step at least 0.")
@@ -69,7 +69,7 @@ def save(
     temporary.mkdir()
     _write(temporary, state, step, meta)
     if final.exists():
-        # No two directories can be exchanged at once: until the second rename, "<step>.replaced" counts as the step.
+        # Directories cannot be swapped atomically: until the second rename, "<step>.replaced" counts as the step.
         final.rename(final.with_name(f"{final.name}.replaced"))
     temporary.rename(final)
     _sync_directory(directory)
@@ -83,11 +83,11 @@ def save(
 
 
 def load(path: Path, template: PyTree) -> tuple[PyTree, dict[str, Any]]:
-    """Read one checkpoint: the state, and the caller's `meta` with the `step`.
+    """Load one checkpoint and return the state, and the caller's `meta` with the `step` added.
 
-    The template gives the structure, and every leaf must have its shape and dtype: arrays, or the
-    `jax.ShapeDtypeStruct` of `jax.eval_shape`. A leaf comes back as what it is in the template: a NumPy array, a Python
-    number, or a JAX array, on the devices that the template names if it names any. Weak types are not kept.
+    The template gives the structure, shapes and dtypes; its leaves are arrays, or `jax.ShapeDtypeStruct` from
+    `jax.eval_shape`. Each leaf is restored as the template's type: a NumPy array, a Python number, or a JAX array, on
+    the template's devices if it specifies any. Weak types are not preserved.
     """
     document = _read_document(path)
     wanted = _leaves(template)
@@ -104,20 +104,20 @@ def load(path: Path, template: PyTree) -> tuple[PyTree, dict[str, Any]]:
 def newest(
     directory: Path, template: PyTree, report: Callable[[str], object] = warnings.warn
 ) -> tuple[PyTree, dict[str, Any], Path]:
-    """Read the newest checkpoint that is whole: its state, meta and path. Damaged ones are reported on the way."""
+    """Load the latest intact checkpoint and return its state, meta and path. Damaged ones are reported and skipped."""
     found = _find(directory)
     if not found:
-        raise InputError(f"There is no checkpoint in '{directory}'; the run ended before its first, so start it anew.")
+        raise InputError(f"There is no checkpoint in '{directory}'; the run ended before its first; start it again.")
     for path in reversed(found.values()):
         try:
             return *load(path, template), path
         except CheckpointError as error:
-            report(f"{error} An earlier one is looked for.")
-    raise CheckpointError(f"None of the {len(found)} checkpoints in '{directory}' can be read; start the run anew.")
+            report(f"{error} Trying the one before.")
+    raise CheckpointError(f"None of the {len(found)} checkpoints in '{directory}' can be read; start the run again.")
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps of the checkpoints in a directory, in order; empty where there is none."""
+    """Return the steps of the checkpoints in a directory, in order; an empty list if there are none."""
     return list(_find(directory))
 
 
@@ -125,11 +125,11 @@ def steps(directory: Path) -> list[int]:
 
 
 def _leaves(tree: PyTree) -> dict[str, Any]:
-    """The leaves by their paths, as in `.params['actor'][0]`."""
+    """Return the leaves by path, such as `.params['actor'][0]`."""
     pairs = [(jax.tree_util.keystr(path) or ".", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
     for path, leaf in pairs:
         if not _is_key(leaf) and not _is_number_array(leaf):
-            raise TypeError(f"Leaf {path} is a {type(leaf).__name__}; a checkpoint holds arrays of numbers alone.")
+            raise TypeError(f"Leaf {path} is a {type(leaf).__name__}; a checkpoint can only hold arrays of numbers.")
     leaves = dict(pairs)
     if len(leaves) < len(pairs):
         raise ValueError("Two leaves of the state have the same path; give the nodes of the pytree distinct keys.")
@@ -146,12 +146,12 @@ def _is_number_array(leaf: Any) -> bool:
 
 
 def _is_extension(dtype: np.dtype) -> bool:
-    """Whether the dtype (bfloat16, float8, int4, …) is one that JAX adds to NumPy and the .npz format does not know."""
+    """Whether the dtype (bfloat16, float8, int4, …) is a JAX extension that the .npz format does not support."""
     return dtype.isbuiltin == 2
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """The array with its bits in a dtype that every NumPy reads."""
+    """Return the array's bits in a dtype that plain NumPy can read."""
     return array.view(f"u{array.dtype.itemsize}") if _is_extension(array.dtype) else array
 
 
@@ -168,7 +168,7 @@ def _describe(path: str, leaf: Any) -> dict[str, Any]:
 
 
 def _restore(array: np.ndarray, described: dict[str, Any], like: Any) -> Any:
-    """The leaf that was stored as this plain array, as the kind of thing that the template's leaf is."""
+    """Convert a stored plain array back to the type of the template's leaf."""
     if type(like) in _PYTHON_NUMBERS:
         return array.item()
     sharding = like.sharding if getattr(like, "committed", hasattr(like, "sharding")) else None
@@ -179,17 +179,17 @@ def _restore(array: np.ndarray, described: dict[str, Any], like: Any) -> Any:
     if isinstance(like, np.ndarray | np.generic):
         return array if isinstance(like, np.ndarray) else array[()]
     placed = jax.device_put(array, sharding)
-    return placed if placed.dtype == array.dtype else array  # an int64 stays NumPy's where JAX would cut it to int32
+    return placed if placed.dtype == array.dtype else array  # keep an int64 in NumPy if JAX would cut it to int32
 
 
 def _check_fits(path: Path, saved: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    """Name each leaf that is not both in the checkpoint and in the template, with one shape and dtype."""
+    """Raise an error that names the leaves that differ between checkpoint and template, in presence, shape or dtype."""
     here = {name: _leaf_text(_describe(name, leaf)) for name, leaf in wanted.items()}
     there = {described["path"]: _leaf_text(described) for described in saved}
-    differences = [f"Leaf {name} ({text}) is missing in it." for name, text in here.items() if name not in there]
-    differences += [f"Leaf {name} ({text}) of it is not expected." for name, text in there.items() if name not in here]
+    differences = [f"Leaf {name} ({text}) is missing." for name, text in here.items() if name not in there]
+    differences += [f"Leaf {name} ({text}) is unexpected." for name, text in there.items() if name not in here]
     differences += [
-        f"Leaf {name} is {there[name]} in it, but {text} is expected."
+        f"Leaf {name} is {there[name]}, expected {text}."
         for name, text in here.items()
         if there.get(name, text) != text
     ]
@@ -197,7 +197,7 @@ def _check_fits(path: Path, saved: list[dict[str, Any]], wanted: dict[str, Any])
         more = len(differences) - _MOST_DIFFERENCES
         shown = [*differences[:_MOST_DIFFERENCES], *([f"{more} more leaves differ."] if more > 0 else [])]
         raise InputError(
-            f"The checkpoint '{path}' does not fit. {' '.join(shown)} Use the configuration that it was saved with."
+            f"The checkpoint '{path}' does not match. {' '.join(shown)} Use the settings that it was saved with."
         )
 
 
@@ -209,16 +209,16 @@ def _leaf_text(described: dict[str, Any]) -> str:
 
 
 def _find(directory: Path) -> dict[int, Path]:
-    """The complete checkpoints by their steps, in order."""
+    """Return the complete checkpoints by step, in order."""
     found: dict[int, Path] = {}
-    for path in sorted(directory.glob("*")):  # "<step>" comes before "<step>.replaced", which counts only without it
+    for path in sorted(directory.glob("*")):  # "<step>" sorts before "<step>.replaced", which counts only if alone
         if match := re.fullmatch(r"(\d{12,})(\.replaced)?", path.name):
             found.setdefault(int(match[1]), path)
     return dict(sorted(found.items()))
 
 
 def _clean(directory: Path) -> None:
-    """Remove what a killed process left unfinished."""
+    """Remove unfinished files of a killed process."""
     for path in directory.glob("*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
     for path in directory.glob("*.replaced"):
@@ -227,7 +227,7 @@ def _clean(directory: Path) -> None:
 
 
 def _discard(path: Path) -> None:
-    """Remove a directory so that a kill halfway leaves nothing that looks like a checkpoint."""
+    """Remove a checkpoint; if killed halfway, what remains does not look like a checkpoint."""
     shutil.rmtree(path.rename(path.with_name(f"{path.name}.tmp")), ignore_errors=True)
 
 
@@ -245,7 +245,7 @@ def _sync_directory(path: Path) -> None:
 
 
 def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any]) -> None:
-    """Write both files of a checkpoint, safe from a loss of power."""
+    """Write both files of a checkpoint and sync them to disk."""
     leaves = _leaves(state)
     arrays = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves.values()])
     with (directory / "state.npz").open("w+b") as file:
@@ -273,15 +273,13 @@ def _read_document(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"The checkpoint file '{file}' cannot be read: {error.strerror}.") from error
     except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"The checkpoint file '{file}' is damaged: it is not the JSON that was written."
-        ) from error
+        raise CheckpointError(f"The checkpoint file '{file}' is damaged: it is not valid JSON.") from error
     if _checksum(document) != checksum:
-        raise CheckpointError(f"The checkpoint file '{file}' is damaged: its checksum is another one.")
+        raise CheckpointError(f"The checkpoint file '{file}' is damaged: its checksum does not match.")
     if document["format"] not in (1, FORMAT):
         raise InputError(
-            f"The checkpoint '{path}' has format {document['format']}, but this version of Lehr reads {FORMAT} and "
-            "older; install the version that wrote it."
+            f"The checkpoint '{path}' has format {document['format']}, but this version of Lehr reads formats up to "
+            f"{FORMAT}; install the version that wrote it."
         )
     if document["format"] == 1:
         for leaf in document["leaves"]:
@@ -295,11 +293,11 @@ def _read_arrays(path: Path, document: dict[str, Any]) -> list[np.ndarray]:
     try:
         with name.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != document["state_sha256"]:
-                raise CheckpointError(f"The checkpoint file '{name}' is damaged: its checksum is another one.")
+                raise CheckpointError(f"The checkpoint file '{name}' is damaged: its checksum does not match.")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 return [archive[f"arr_{number}"] for number in range(len(document["leaves"]))]
     except OSError as error:
         raise CheckpointError(f"The checkpoint file '{name}' cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"The checkpoint file '{name}' holds something else than plain arrays.") from error
+        raise CheckpointError(f"The checkpoint file '{name}' is damaged: it does not contain plain arrays.") from error

@@ -1,4 +1,4 @@
-"""The run directory: everything about one training, in files that anybody can read."""
+"""The run directory: everything about one training run, in readable files."""
 
 import datetime
 import errno
@@ -18,32 +18,32 @@ import jax
 from lehr.errors import InputError, closest
 
 ROOT = Path("runs")
-"""Where runs are made and looked for unless the user says otherwise."""
+"""Default directory in which runs are created and looked up."""
 
 Status = Literal["running", "finished", "stopped", "failed"]
 
 _PACKAGES = ("lehr", "jax", "jaxlib", "flax", "optax", "numpy")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system answers that knows no locks, as some of computing clusters."""
+"""Errors of file systems without locks, as on some computing clusters."""
 _locked: set[Path] = set()
-"""The lock files that this process holds. The system's locks are between processes alone."""
+"""Lock files held by this process. The system's locks only work between processes."""
 
 
 class RunDirectory:
-    """The files of a run. Reading needs no lock; as a context manager it holds the lock of the one who writes.
+    """The files of a run. Reading needs no lock; as a context manager, it holds the write lock.
 
     Args:
-        path: the directory; `create` makes a new one and `open` finds an old one.
+        path: the directory; `create` makes a new one, `open` finds an existing one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
-        """Everything the user chose and every default, resolved; can be given to another run."""
+        """Every setting, including defaults; another run can use it with `--config`."""
         self.versions = path / "versions.json"
-        """The versions of the packages, and the devices, that the run began with."""
+        """Package versions and devices at the start of the run."""
         self.git = path / "git.json"
-        """The commit of the directory where the run began; absent where that is no git repository."""
+        """Commit of the working directory at the start of the run; only in a git repository."""
         self.status = path / "status.json"
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
@@ -54,14 +54,14 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
-        """Make a new run, with its status "running", and lock it. A directory with anything in it is refused."""
+        """Create a new run with status "running", and lock it. The directory must be empty or not exist."""
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise InputError(f"The run cannot be made at '{path}', which is a file; give another directory.") from None
+            raise InputError(f"Cannot create a run at '{path}': it is a file; give another directory.") from None
         if any(entry.name != ".lock" for entry in run.path.iterdir()):
-            raise InputError(f"The directory '{path}' is not empty; resume the run in it, or give another directory.")
+            raise InputError(f"The directory '{path}' is not empty; resume its run, or give another directory.")
         run.lock()
         run.write_status("running")
         write_json(run.versions, versions())
@@ -72,7 +72,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, root: Path = ROOT) -> "RunDirectory":
-        """Find a run by its directory or by its name under `root`."""
+        """Find a run by its directory, or by its name under `root`."""
         places = [Path(path), root / path]
         for place in places:
             if (place / "status.json").is_file():
@@ -80,22 +80,22 @@ class RunDirectory:
         for place in places:
             if place.exists():
                 raise InputError(
-                    f"'{place}' is not a run, for it has no status.json; give a directory of 'lehr train'."
+                    f"'{place}' is not a run: it has no status.json; give a directory written by 'lehr train'."
                 )
         names = [entry.parent.name for entry in sorted(root.glob("*/status.json"))]
-        near = closest(str(path), names) if names else f"and '{root}' holds no runs."
+        near = closest(str(path), names) if names else f"and '{root}' contains no runs."
         raise InputError(f"There is no run '{path}', neither as a directory nor under '{root}'; {near}")
 
     def lock(self) -> None:
-        """Keep others from writing this run until `unlock`, or until this process dies in whatever way."""
+        """Prevent other processes from writing to this run until `unlock`, or until this process ends in any way."""
         if self._lock is not None:
             return
         path = self.path.resolve() / ".lock"
         if path in _locked:
-            raise InputError(f"The run '{self.path}' is being written by this process already; wait until it ends.")
+            raise InputError(f"This process is already writing the run '{self.path}'; wait until it ends.")
         file = path.open("a+")
         try:
-            # Not flock: a worker that was forked would inherit it and hold it after this process died.
+            # Not flock: a forked worker would inherit the lock and hold it after this process died.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -105,7 +105,7 @@ class RunDirectory:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     raise
                 raise InputError(
-                    f"The run '{self.path}' is being written by process {owner}; wait until it ends, or stop it."
+                    f"Process {owner} is writing the run '{self.path}'; wait until it ends, or stop it."
                 ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -114,7 +114,7 @@ class RunDirectory:
         _locked.add(path)
 
     def unlock(self) -> None:
-        """Let others write this run."""
+        """Allow other processes to write to this run."""
         if self._lock is not None:
             self._lock.close()
             _locked.remove(Path(self._lock.name))
@@ -128,17 +128,17 @@ class RunDirectory:
         self.unlock()
 
     def write_status(self, status: Status, reason: str = "") -> None:
-        """Say how the run is, and why it stopped or failed."""
+        """Write the status of the run, and why it stopped or failed."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         write_json(self.status, {"status": status, "reason": reason, "time": now})
 
     def read_status(self) -> dict[str, str]:
-        """The `status`, its `reason` and its `time`. A run that was killed still says "running"."""
+        """Return the `status`, its `reason` and its `time`. The status of a killed run is still "running"."""
         return json.loads(self.status.read_text())
 
 
 def default_path(algorithm: str, env: str, seed: int, root: Path = ROOT) -> Path:
-    """A free name for a new run, as in `runs/ppo-CartPole-v1-s0-20260131-120000`."""
+    """Return an unused path for a new run, such as `runs/ppo-CartPole-v1-s0-20260131-120000`."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     name = re.sub(r"[^\w.-]+", "-", f"{algorithm}-{env}-s{seed}-{now}")
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -146,7 +146,7 @@ def default_path(algorithm: str, env: str, seed: int, root: Path = ROOT) -> Path
 
 
 def versions() -> dict[str, Any]:
-    """What the results of a run depend on besides its config: packages, Python, platform and devices."""
+    """Return what results depend on besides the config: packages, Python, platform and devices."""
     found: dict[str, Any] = {}
     for name in _PACKAGES:
         try:
@@ -162,7 +162,7 @@ def versions() -> dict[str, Any]:
 
 
 def git_state(directory: Path | None = None) -> dict[str, Any] | None:
-    """The commit, and whether tracked files differ from it; None where git or a repository is missing."""
+    """Return the commit, and whether tracked files differ from it; None without git or outside a repository."""
 
     def git(*words: str) -> str:
         quiet = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
@@ -177,7 +177,7 @@ def git_state(directory: Path | None = None) -> dict[str, Any] | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole: a reader, or a process killed meanwhile, sees the old text or the new one."""
+    """Write a file atomically: readers, even after a kill, see either the old text or the new one."""
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -187,5 +187,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, like `write_text`."""
+    """Write a value as JSON, atomically like `write_text`."""
     write_text(path, json.dumps(value, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The guard: an update that is not finite is not applied."""
+"""The guard: non-finite updates are not applied."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,10 @@ from lehr.types import PyTree, TrainState
 
 
 def guarded(before: TrainState, after: TrainState, loss: jax.Array) -> TrainState:
-    """The state after an update, in which what was learned is as before if the loss or any of it is not finite.
+    """Return the state after an update; if the loss or anything learned is not finite, undo the learning.
 
-    Rollouts have been collected all the same: the actor and the clock go on, and `memory`, which holds data and may be
-    large, is not looked at.
+    The rollout was collected either way, so the actor and the clock advance. `memory` holds data, may be large, and is
+    not checked.
     """
     sound = is_finite((after.learner.params, after.learner.optimiser, after.learner.auxiliary))
     sound &= is_finite(after.reward_model._replace(memory=())) & jnp.isfinite(loss)
@@ -34,6 +34,6 @@ def guarded(before: TrainState, after: TrainState, loss: jax.Array) -> TrainStat
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Whether every number of a tree is finite, bool `[]`."""
+    """Whether every number in a pytree is finite, bool `[]`."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)]))

@@ -17,7 +17,7 @@ from lehr.types import Metrics, TrainState
 
 
 def iteration(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
-    """One rollout and the learning on it."""
+    """Collect one rollout and learn from it."""
     assert isinstance(program.env, AutoReset)
     collected = collect(
         program.env,
@@ -33,11 +33,11 @@ def iteration(program: Program, state: TrainState) -> tuple[TrainState, Metrics]
 
 
 def learn(program: Program, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:
-    """All of an update but its rollout."""
+    """Run every stage of an update after its rollout."""
     algorithm, model, rollout = program.algorithm, program.reward_model, collected.rollout
     statistics, scaling = state.observation_statistics, state.reward_scaling
 
-    # --- coefficients: of the env steps before this rollout, the same for all gradient steps on it
+    # --- coefficients: at the env steps before this rollout; constant over its gradient steps
     coef = state.coefficients.values(state.controllers, env_steps(state.updates, program.steps_per_update))
 
     # --- rewards
@@ -57,12 +57,12 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
     # --- learning
     learner, metrics = algorithm.learn(state.learner, rollout, coef, derive(state.key, "learn", state.updates))
 
-    # --- metrics, and what reacts to them
+    # --- metrics, and the controllers that react to them
     metrics |= reward_metrics | collected.finished.metrics() | broken(collected.rollout)
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = state.coefficients.update(state.controllers, metrics)
 
-    # --- the next state, in which an update that is not finite is not applied
+    # --- guard: a non-finite update is not applied
     after = guarded(
         state,
         state._replace(

@@ -1,4 +1,4 @@
-"""The host side of a run: compiled chunks of updates, and while the device works on the next one, logs of the last."""
+"""The host loop of a run: while the device computes the next chunk of updates, log the metrics of the last one."""
 
 import collections
 import contextlib
@@ -25,28 +25,28 @@ from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
 from lehr.types import TrainState
 
 CHUNK_SECONDS = 0.5
-"""How long a chunk should take: so often the progress is shown, and so soon a signal is answered."""
+"""Target duration of a chunk: how often progress is shown, and how fast the run reacts to a signal."""
 
 PACE_SECONDS = 2.0
-"""The speed is that of so many seconds at least."""
+"""The speed is averaged over at least this many seconds."""
 
 ProgressFunction = Callable[[int, dict[str, float]], Any]
 
 
 class RunFailed(RuntimeError):
-    """A run that stopped because it could not go on; its last good state is saved."""
+    """The run could not continue; its last good state is saved."""
 
 
 def restore(
     directory: RunDirectory, plan: Plan, report: Callable[[str], object] = warnings.warn
 ) -> tuple[TrainState, dict[str, Any]]:
-    """The newest state of a run, with the plan's coefficients, and what its checkpoint says besides."""
+    """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint."""
     saved, meta, _ = checkpoint.newest(directory.checkpoints, plan.state.saved, report)
     return saved._replace(coefficients=plan.state.coefficients), meta
 
 
 class Loop:
-    """The loop around the compiled chunks of one run."""
+    """The host loop around the compiled chunks of one run."""
 
     def __init__(
         self, plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
@@ -59,33 +59,33 @@ class Loop:
         self.best: float | None = None
         self.best_update: int | None = None
         self.saved: int | None = None
-        """The update of the newest checkpoint."""
+        """The update of the latest checkpoint."""
         if resumes:
             self.state, meta = restore(directory, plan, report=self.warn)
             self.saved = int(self.state.updates)
             plan.check_clock(self.saved, meta["env_steps"])
             if self.saved > plan.updates:
                 raise InputError(
-                    f"total_steps is {plan.run.total_steps}, but '{directory.path}' has made {meta['env_steps']} env "
-                    "steps already; give at least as many."
+                    f"total_steps is {plan.run.total_steps}, but '{directory.path}' has already made "
+                    f"{meta['env_steps']} env steps; give at least as many."
                 )
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
             truncate_after(directory.metrics, self.saved)
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
         self.last: dict[str, float] = {}
-        """The newest value of each metric that was logged."""
+        """The latest value of each logged metric."""
         self.pace = float("inf")
-        """Seconds of one update, over the last few of training."""
+        """Seconds per update, averaged over the last seconds of training."""
         self.marks = collections.deque([(0.0, self.done)])
-        """Seconds of training, events left out, and the updates made by then."""
+        """Seconds of training, excluding events, and the updates made by then."""
         self.stop_reason: str | None = None
         self.failure: Exception | None = None
-        """Why the run stops, where it is not the user's wish: raised once everything is written down."""
+        """The error that stops the run; raised once everything is written."""
         self.begin = time.perf_counter() - self.elapsed
         policy = plan.policy(self.state).program
         self.evaluator = make_evaluator(plan.env, policy, plan.run.evaluate_episodes)
-        # The one that may be refused comes first, as long as no file is open.
+        # Loggers that may fail to start come first, before any file is open.
         online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
         online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]
         backends: list[Any] = [JsonLines(directory.metrics)]
@@ -95,18 +95,18 @@ class Loop:
         self.loggers = Loggers(*backends, *online)
 
     def say(self, text: str) -> None:
-        """Tell the user, above the progress bar."""
+        """Print a message above the progress bar."""
         self.progress.message(text)
 
     def warn(self, text: str) -> None:
-        """Tell the user what should not be missed, also where no progress is shown."""
+        """Print a warning, or log it if progress is not shown."""
         if self.plan.run.progress:
             self.say(text)
         else:
             logging.getLogger("lehr").warning(text)
 
     def run(self) -> TrainState:
-        """All chunks to the end, or to where the run stops; the state then."""
+        """Run all chunks until the run ends or stops, and return the last state."""
         try:
             with self._files(), contextlib.closing(self.runner), self.progress, self.loggers, self._signals():
                 self.directory.write_status("running")
@@ -123,13 +123,13 @@ class Loop:
                 else:
                     self.directory.write_status("finished")
         except BaseException as error:
-            with contextlib.suppress(OSError):  # a full disk is what the user must hear of, not that it is full again
+            with contextlib.suppress(OSError):  # report the original error, not that the disk is still full
                 self.directory.write_status("failed", f"{type(error).__name__}: {error}")
             raise
         return self.state
 
     def _run_chunks(self) -> None:
-        """Dispatch a chunk, and while the device works on it, write down the one before."""
+        """Dispatch a chunk, and log the previous one while the device computes."""
         plan = self.plan
         self._compile()
         pending: tuple[int, int, Any] | None = None
@@ -137,7 +137,7 @@ class Loop:
         while self.done < plan.updates and self.stop_reason is None:
             count = min(count, self._next_event() - self.done)
             rows = self._advance(count)
-            count = min(count, len(rows))  # fewer, where an environment failed
+            count = min(count, len(rows))  # fewer if an environment failed
             if pending is not None:
                 self._log(self._rows(*pending))
                 pending = None
@@ -147,7 +147,7 @@ class Loop:
             if pending is not None and self.done == self._next_event(self.done - 1):
                 self._event(self._rows(*pending))
                 pending = None
-            elif pending is not None and isinstance(rows, np.ndarray):  # nothing is under way meanwhile
+            elif pending is not None and isinstance(rows, np.ndarray):  # a host runner has finished already
                 self._log(self._rows(*pending))
                 pending = None
             self._report()
@@ -157,7 +157,7 @@ class Loop:
             self._report()
 
     def _advance(self, count: int) -> Any:
-        """Dispatch `count` updates: their metrics, a row each. An environment that fails ends the run after it."""
+        """Dispatch `count` updates and return their metrics, one row each. If an environment fails, the run stops."""
         try:
             self.state, rows = self.runner.advance(self.state, count)
         except Interrupted as interrupted:
@@ -171,9 +171,9 @@ class Loop:
         self.compile_seconds = time.perf_counter() - begin
         self.say(f"compiled in {self.compile_seconds:.1f} s")
         self.state = self.runner.begin(self.state)
-        self.elapsed = time.perf_counter() - self.begin  # the first chunk is not slow because of it
+        self.elapsed = time.perf_counter() - self.begin  # exclude compilation from the first chunk's speed
 
-    # Events: checkpoints and evaluations, at fixed updates, so that a resumed run has the same ones -------------------
+    # Events: checkpoints and evaluations, at fixed updates, so that a resumed run has the same ones ------------------
 
     @property
     def _checkpoint_interval(self) -> int:
@@ -188,13 +188,13 @@ class Loop:
         return self._checkpoint_interval if run.target_return is not None else None
 
     def _next_event(self, update: int | None = None) -> int:
-        """The first update after this one, the newest by default, that something happens after."""
+        """Return the next update with an event after `update`, which defaults to the latest update."""
         done = self.done if update is None else update
         intervals = [self._checkpoint_interval, self._evaluate_interval or self.plan.updates]
         return min([self.plan.updates, *((done // interval + 1) * interval for interval in intervals)])
 
     def _event(self, rows: list[dict[str, Any]]) -> None:
-        """After a chunk that ends where something is due: evaluate, log the chunk's rows, and save."""
+        """Evaluate if due, log the chunk's rows, and save if due."""
         is_last = self.done >= self.plan.updates
         is_best = False
         if is_last or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
@@ -203,16 +203,16 @@ class Loop:
             except EnvironmentFailed as error:
                 found = {}
                 where = f"The last good state is saved in '{self.directory.path}'."
-                self._fail(RunFailed(f"While it was evaluated: {error} {where}"))
+                self._fail(RunFailed(f"The evaluation failed: {error} {where}"))
             rows[-1] |= found
             is_best = self._is_best(found)
         self._log(rows)
         if is_last or is_best or self.done % self._checkpoint_interval == 0:
             self.save()
-        self.elapsed = time.perf_counter() - self.begin  # the next chunk is not slow because of it
+        self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
 
     def _evaluate(self) -> dict[str, float]:
-        """The metrics of an evaluation, to go with those of the update that it follows."""
+        """Evaluate the current policy and return the metrics, which are logged with the last update's."""
         if self.plan.run.evaluate_episodes == 0:
             return {}
         learned = self.plan.policy(self.state).learned
@@ -226,17 +226,17 @@ class Loop:
         }
 
     def _is_best(self, evaluation: dict[str, float]) -> bool:
-        """Whether no evaluation before was as good; and whether the run has reached its target."""
+        """Whether this is the best evaluation so far; also stop the run if it reaches the target return."""
         found, target = evaluation.get("evaluate/return", float("nan")), self.plan.run.target_return
         if target is not None and found >= target:
-            self.stop_reason = f"the target return {target:g} is reached"
+            self.stop_reason = f"reached the target return {target:g}"
         if not np.isfinite(found) or (self.best is not None and found <= self.best):
             return False
         self.best, self.best_update = found, self.done
         return True
 
     def save(self) -> None:
-        """Write a checkpoint of the state as it is, if there is none, after the metrics that led to it."""
+        """Flush the metrics and save a checkpoint of the current state, unless it is saved already."""
         if self.saved == self.done:
             return
         self.loggers.flush()
@@ -255,12 +255,12 @@ class Loop:
     # Metrics ------------------------------------------------------------------------------------------------------
 
     def _rows(self, begin: int, count: int, rows: Any) -> list[dict[str, Any]]:
-        """The metrics of a chunk, a row for each update; this waits until the device is through with it."""
+        """Return the metrics of a chunk, one row per update. Blocks until the device has finished the chunk."""
         table = np.asarray(rows)[:count]
         now = time.perf_counter() - self.begin
         steps = self.plan.program.steps_per_update
         before, self.elapsed = self.elapsed, now
-        # A chunk is seen to be over when the host looks, perhaps late: over a few chunks that is evened out.
+        # The host may notice late that a chunk has finished; averaging over a few chunks evens that out.
         self.marks.append((self.marks[-1][0] + now - before, begin + count))
         while len(self.marks) > 2 and self.marks[-1][0] - self.marks[1][0] > PACE_SECONDS:
             self.marks.popleft()
@@ -284,7 +284,7 @@ class Loop:
         self.loggers.flush()
 
     def _report(self) -> None:
-        """Show the newest metrics, which may be those of the chunk before the newest, and give them to the user."""
+        """Show the latest logged metrics (perhaps of the previous chunk), and pass them to `progress_fn`."""
         if not self.last:
             return
         steps = int(self.last["env_steps"])
@@ -297,10 +297,10 @@ class Loop:
             self._fail(error)
             return
         if isinstance(answer, bool | np.bool_) and answer:
-            self.stop_reason = "progress_fn asked for it"
+            self.stop_reason = "progress_fn returned True"
 
     def _reject(self, row: dict[str, Any]) -> None:
-        """An update was not applied: say why, and stop if there were too many."""
+        """Report why an update was not applied, and stop the run if there were too many."""
         self.rejected = int(row["update/rejected"])
         if self.failure is not None:
             return
@@ -309,35 +309,35 @@ class Loop:
         what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
         for field in ("rewards", "obs"):
             if broken := row[f"environment/broken_{field}"]:
-                what = f"the environment {self.plan.run.env} gave {broken:g} {field} that are not finite, so {what}"
+                what = f"the environment {self.plan.run.env} returned {broken:g} non-finite {field}, so {what}"
         self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
         if self.rejected > self.plan.run.max_rejected:
             self._fail(
                 RunFailed(
-                    f"{self.rejected} updates were not finite, more than max_rejected={self.plan.run.max_rejected}; "
+                    f"{self.rejected} updates were non-finite, more than max_rejected={self.plan.run.max_rejected}; "
                     f"the last good state is saved in '{self.directory.path}'."
                 )
             )
 
     def _fail(self, error: Exception) -> None:
-        """Stop as if asked to, so that nothing is lost, and only then raise the error."""
+        """Stop like a run stopped by the user, so that nothing is lost, and raise the error afterwards."""
         self.failure = self.failure or error
-        self.stop_reason = "it failed"
+        self.stop_reason = "failed"
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[None]:
-        """Put what the disk refuses into a sentence."""
+        """Turn an `OSError` into a one-sentence error."""
         try:
             yield
         except OSError as error:
             raise RunFailed(
-                f"The run '{self.directory.path}' cannot be written: {error.strerror or error}; it can be resumed from "
-                f"update {self.saved} when that is mended."
+                f"Cannot write the run '{self.directory.path}': {error.strerror or error}; once that is fixed, resume "
+                f"it from update {self.saved}."
             ) from error
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run after the chunk under way; a second Ctrl-C ends it at once."""
+        """Stop the run after the current chunk on Ctrl-C or SIGTERM; stop immediately on a second Ctrl-C."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -355,6 +355,6 @@ class Loop:
 
 
 def _next_count(count: int, pace: float) -> int:
-    """How many updates the next chunk makes, so that it takes about `CHUNK_SECONDS` at this many seconds an update."""
+    """Return the number of updates in the next chunk, so that it takes about `CHUNK_SECONDS` at `pace` s per update."""
     wanted = CHUNK_SECONDS / max(pace, 1e-6)
     return int(min(max(wanted, 1), 4 * count, MOST_UPDATES))

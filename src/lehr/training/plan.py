@@ -1,4 +1,4 @@
-"""A run before it begins: its settings, its compiled program, its coefficients and its first state."""
+"""The plan of a run: its settings, its program and its initial state."""
 
 import multiprocessing
 import os
@@ -48,51 +48,51 @@ ACTORS = ("none", "threads", "processes", "ray")
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run does, whatever the algorithm."""
+    """Settings of a run that do not depend on the algorithm."""
 
     env: str = "CartPole-v1"
     """Name of the environment."""
     env_parameters: dict[str, Any] = field(default_factory=dict)
-    """Parameters of the environment, named as its class or suite names them."""
+    """Parameters of the environment, by the names its class or suite uses."""
     reward_model: Plugin = "environment"
-    """Reward model: what is added to the environment's reward, or replaces it."""
+    """Reward model, which adds to the environment's reward or replaces it."""
     total_steps: int = 500_000
     """Budget in env steps."""
     seed: int = 0
     """Random seed."""
     action_repeat: int = 1
-    """Env steps for which each action is repeated; they count toward the budget."""
+    """Env steps that each action is repeated for; all of them count toward the budget."""
     frame_stack: int = 1
-    """Number of most recent observations that the agent sees."""
+    """Number of recent observations stacked into one."""
     overlap: bool = False
-    """Step environments on the host while the device learns; the acting policy is then one update behind."""
+    """Step host environments while the device learns; the acting policy is then one update behind."""
     actors: str = "none"
-    """Who acts in environments on the host while the learner learns: threads, processes, or ray for a cluster; only for
-    algorithms that correct for the lag. With none the learner acts itself."""
+    """Asynchronous actors for host environments: threads, processes, ray, or none; only for algorithms that correct for
+    the policy's lag."""
     num_actors: int = 2
     """Number of actors, each with num_envs environments."""
     queue_size: int = 2
-    """Maximum number of rollouts waiting for the learner; when the queue is full, actors wait."""
+    """Maximum number of rollouts that wait for the learner; actors wait while the queue is full."""
     evaluate_every: int | None = None
-    """Env steps between evaluations; none evaluates at the end, and with a target_return at every checkpoint."""
+    """Env steps between evaluations; none evaluates only at the end, or at every checkpoint if target_return is set."""
     evaluate_episodes: int = 100
     """Episodes per evaluation; 0 turns evaluation off."""
     target_return: float | None = None
-    """Stop when the mean return of an evaluation reaches this."""
+    """Stop the run when the mean return of an evaluation reaches this value."""
     checkpoint_every: int | None = None
-    """Env steps between checkpoints; none makes ten in a run."""
+    """Env steps between checkpoints; none saves ten per run."""
     keep_checkpoints: int = 3
-    """Checkpoints to keep, besides the best one."""
+    """Number of latest checkpoints to keep, besides the best one."""
     max_rejected: int = 10
     """Stop the run after this many non-finite updates."""
     tensorboard: bool = True
-    """Write metrics to TensorBoard files too."""
+    """Log to TensorBoard."""
     wandb: bool = False
-    """Send metrics to Weights & Biases too."""
+    """Log to Weights & Biases."""
     loggers: tuple[Plugin, ...] = ()
-    """Loggers of your own: classes or 'module:Name'."""
+    """Your own loggers: classes or 'module:Name'."""
     progress: bool = True
-    """Show the progress."""
+    """Show progress."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -105,18 +105,18 @@ class RunConfig:
             raise InputError(f"actors is {self.actors!r}; {closest(self.actors, ACTORS)}")
         if self.overlap and self.actors != "none":
             raise InputError(
-                f"overlap is true, but actors is {self.actors!r}, which overlap by themselves; leave overlap out."
+                f"overlap is true, but actors is {self.actors!r}, which already overlap with learning; drop overlap."
             )
         if self.target_return is not None and self.evaluate_episodes == 0:
             raise InputError(
-                f"target_return is {self.target_return:g}, but evaluate_episodes is 0, so nothing is evaluated; remove "
-                "one of them."
+                f"target_return is {self.target_return:g}, but evaluate_episodes is 0, which turns evaluation off; "
+                "drop one of them."
             )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a run but its directory."""
+    """Everything about a run except its directory."""
 
     algorithm: str
     """Its name, or `module:Name`."""
@@ -130,52 +130,52 @@ class Plan:
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """All settings by name, the algorithm's included."""
+        """Every setting by name, including the algorithm."""
         configs = self.run, self.settings, self.network, self.reward_settings
         return {"algorithm": self.algorithm, **config.to_mapping(*configs)}
 
     @property
     def coefficient_texts(self) -> dict[str, str]:
-        """What each coefficient was set to, as text."""
+        """The setting of each coefficient, as text."""
         fields = [*config.describe(type(self.settings)), *config.describe(type(self.reward_settings))]
         return {field.name: str(self.mapping[field.name]) for field in fields if field.is_coefficient}
 
     @property
     def updates(self) -> int:
-        """Updates of the whole run: as many as the budget needs."""
+        """Number of updates of the whole run: the budget divided by the env steps per update, rounded up."""
         return -(-self.run.total_steps // self.program.steps_per_update)
 
     def check_clock(self, updates: int, env_steps: int) -> None:
-        """Make sure that the updates of a checkpoint are as many env steps here as they were."""
+        """Check that a checkpoint's updates have as many env steps with these settings as when it was saved."""
         now = self.program.steps_per_update
         if updates * now != env_steps:
             raise InputError(
-                f"An update has {now} env steps with these settings, but the {updates} updates of the run had "
-                f"{env_steps // updates} each, so its clock would jump; keep horizon and action_repeat as they were."
+                f"An update has {now} env steps with these settings, but the run's {updates} updates so far had "
+                f"{env_steps // updates} each, so its clock would jump; do not change horizon or action_repeat."
             )
 
     def every(self, env_steps: int) -> int:
-        """Updates between two events that are to be this many env steps apart."""
+        """Convert an interval in env steps to updates, at least 1."""
         return max(1, round(env_steps / self.program.steps_per_update))
 
     def policy(self, state: TrainState) -> Policy:
-        """The policy of a state."""
+        """Return the policy of a state."""
         program = PolicyProgram(self.program.algorithm, self.env.observation_space, self.env.action_space)
         return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
 
 
 def settings_classes(algorithm: Any, reward_model: Any = "environment") -> list[type]:
-    """The classes of all settings of a run, as one namespace for users."""
+    """Return the classes whose fields are the settings of a run, in one namespace."""
     return [RunConfig, *algorithms.settings_of(algorithm), rewards.find(reward_model).Config]
 
 
 def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
-    """Read the settings and assemble the run.
+    """Parse the settings and assemble the run.
 
     Args:
         algorithm: its name, `module:Name`, or its class.
         settings: by name, as the user gave them.
-        env: the environment, where it is not given by name.
+        env: the environment, if it is not given by name.
     """
     use_compilation_cache()
     given = {str(name).replace("-", "_"): value for name, value in settings.items()}
@@ -193,11 +193,11 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
     else:
         if run.overlap:
             raise InputError(
-                f"overlap is true, but {run.env} is compiled together with the learning; it is for environments on the "
-                "host, such as gym:CartPole-v1."
+                f"overlap is true, but {run.env} is compiled and runs on the device; overlap is for host environments, "
+                "such as gym:CartPole-v1."
             )
         if not _is_our_own(made) and (problems := structure(made)):
-            raise InputError(f"The environment {run.env} cannot be trained on. {problems[0]}")
+            raise InputError(f"Cannot train on the environment {run.env}. {problems[0]}")
         if run.action_repeat > 1:
             made = ActionRepeat(made, run.action_repeat)
         if run.frame_stack > 1:
@@ -219,39 +219,39 @@ def _stacked(env: Environment, count: int) -> Environment:
 
 
 def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:
-    """Refuse actors where they cannot be, or where what they do could not be learned from."""
+    """Refuse actors if the environment or the algorithm does not support them."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
-            "A process that was started for an actor trains itself, for it runs your script again; train under "
+            "An actor process started training, because it imported your script; call train under "
             "if __name__ == '__main__'."
         )
     if not isinstance(env, HostEnvironment):
         raise InputError(
-            f"actors is {run.actors!r}, but {run.env} is compiled together with the learning; they are for "
-            "environments on the host, such as gym:CartPole-v1. Here lag says how far the policy that acts is behind."
+            f"actors is {run.actors!r}, but {run.env} is compiled and runs on the device; actors are for host "
+            "environments, such as gym:CartPole-v1. To simulate a policy lag on the device, set lag."
         )
     if env.fixed_size is not None:
         raise InputError(
-            f"actors is {run.actors!r}, but the environments of {env.name} exist already, so no actor can have its "
-            "own; give the environment by its name."
+            f"actors is {run.actors!r}, but the environments of {env.name} already exist, so actors cannot create "
+            "their own; give the environment by name."
         )
     if not settings.corrects_lag:
         able = [name for name in algorithms.names() if algorithms.find(name).Config.corrects_lag]
         raise InputError(
-            f"actors is {run.actors!r}, but {algorithm} takes what they did for what it would do itself now; train "
+            f"actors is {run.actors!r}, but {algorithm} does not correct for the lag of asynchronous actors; train "
             f"{' or '.join(able)}."
         )
 
 
 def _is_our_own(env: Environment) -> bool:
-    """Whether it came with Lehr, so that its tests have looked at it already."""
+    """Whether the environment is part of Lehr, and so is checked by Lehr's tests."""
     while isinstance(env, Wrapper):
         env = env.env
     return type(env).__module__.startswith("lehr.")
 
 
 def use_compilation_cache() -> None:
-    """Keep compiled programs between runs, unless JAX was told otherwise; `LEHR_CACHE=off` turns it off."""
+    """Cache compiled programs on disk, unless JAX's own cache is set; `LEHR_CACHE=off` turns this off."""
     place = os.environ.get("LEHR_CACHE") or str(Path.home() / ".cache" / "lehr" / "compiled")
     if place == "off" or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
         return

@@ -1,4 +1,4 @@
-"""What of a run is fixed when it is compiled, and the state that it begins with."""
+"""The static part of a run, which is fixed at compile time, and its initial state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,31 +24,31 @@ from lehr.types import Actor, Key, PyTree, TrainState
 
 @dataclass(frozen=True)
 class Program:
-    """All of a run that is fixed when it is compiled: a static, hashable value."""
+    """The part of a run that is fixed at compile time: a static, hashable value."""
 
     env: AutoReset | HostEnvironment
-    """One on the device begins the next episode by itself."""
+    """Environments on the device reset automatically."""
     algorithm: Algorithm
     reward_model: RewardModel
 
     @property
     def steps_per_update(self) -> int:
-        """Env steps of one update: every agent's, action repeats included."""
+        """Env steps per update, over all agents and including action repeats."""
         config = self.algorithm.config
         return config.num_envs * self.env.num_agents * config.horizon * self.env.env_steps_per_step
 
     @property
     def lag(self) -> int:
-        """By how many updates the policy that acts is behind the one that learns."""
+        """Number of updates that the acting policy is behind the learner."""
         return self.algorithm.config.acting_lag
 
     @property
     def needs(self) -> frozenset[str]:
-        """The optional parts of a rollout that somebody looks at."""
+        """The optional parts of a rollout that the algorithm or the reward model uses."""
         return self.algorithm.needs | self.reward_model.needs
 
     def collected_shapes(self, params: PyTree, statistics: Any, actor: Actor) -> Collected:
-        """What acting hands to learning, as shapes."""
+        """Return the shapes of what acting passes to learning."""
         horizon = self.algorithm.config.horizon
         if isinstance(self.env, HostEnvironment):
             return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
@@ -57,13 +57,13 @@ class Program:
 
 
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:
-    """A function that builds the algorithm and its first parameters; it can be sent to another process."""
+    """Return a picklable function that builds the algorithm and its initial parameters."""
     spaces = Spaces(env.observation_space, env.action_space)
     return partial(algorithms.find(algorithm).build, spaces, settings, network_config)
 
 
 def initial_state(program: Program, coefficients: Coefficients, params: PyTree, key: Key) -> TrainState:
-    """A run before its first update."""
+    """Return the state of a run before its first update."""
     settings, env, algorithm = program.algorithm.config, program.env, program.algorithm
     actor = initial_actor(env, algorithm, settings.num_envs, derive(key, "environments"))
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
@@ -95,17 +95,17 @@ def assemble(
     reward_model: type[RewardModel] = EnvironmentReward,
     reward_settings: Any = None,
 ) -> tuple[Program, TrainState]:
-    """Everything a run needs before its first update: the program, and the first state.
+    """Build the program of a run and its initial state.
 
     Args:
         algorithm: its name or its class.
         env: an environment or its name.
         settings: the algorithm's `Config`.
-        network_config: the architecture.
-        total_steps: the budget that schedules are bound to.
-        seed: the random seed.
-        reward_model: its class.
-        reward_settings: its `Config`; by default with all defaults.
+        network_config: the network architecture.
+        total_steps: the budget in env steps, which schedules are bound to.
+        seed: random seed.
+        reward_model: class of the reward model.
+        reward_settings: the reward model's `Config`; all defaults if omitted.
     """
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)

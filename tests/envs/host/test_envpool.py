@@ -287,6 +287,6 @@ def test_environments_restart_when_a_run_is_resumed_and_it_says_so(tmp_path, cap
     with caplog.at_level(logging.WARNING, "lehr"):
         resumed = lehr.resume(tmp_path / "run")
     assert [record.message for record in caplog.records] == [
-        "The environments of envpool:CartPole-v1 cannot be brought back to where they were: they restart."
+        "The environments of envpool:CartPole-v1 restart, because their state cannot be restored."
     ]
     assert resumed.final["env_steps"] == 20 * 32

@@ -1,13 +1,13 @@
-"""Actors of their own for environments on the host: they act while the learner learns, and feed it through a queue.
+"""Asynchronous actors for environments on the host: they act while the learner learns, and feed it through a queue.
 
-    newest parameters ─► actor 0 ─┐
-    newest parameters ─► actor 1 ─┼─► queue, bounded ─► learner, one rollout an update
-    newest parameters ─► actor … ─┘
+    latest parameters ─► actor 0 ─┐
+    latest parameters ─► actor 1 ─┼─► bounded queue ─► learner, one rollout per update
+    latest parameters ─► actor … ─┘
 
-An actor is a thread, a process, or a Ray actor on some machine. Each has environments of its own and makes whole
-rollouts, with the parameters that were the newest when it began one; `rollout/lag` counts the updates until it is
-learned from. Where the queue is full, actors wait, so that nothing grows old in it. An actor that is lost is replaced,
-and nothing else stops.
+An actor is a thread, a process, or a Ray actor on any machine of a cluster. Each has its own environments and collects
+whole rollouts with the parameters that were the latest when the rollout started; `rollout/lag` counts the updates
+between that and learning from it. When the queue is full, actors wait, so rollouts do not grow stale in it. A lost
+actor is replaced while everything else continues.
 """
 
 from lehr.acting.actors.actor import Blueprint

@@ -1,4 +1,4 @@
-"""One actor, wherever it is: environments of its own, and how to act in them."""
+"""One actor: its own environments, and how to act in them, in any thread, process or machine."""
 
 import time
 from collections.abc import Callable
@@ -17,59 +17,59 @@ from lehr.types import NOTHING, Actor, Key, PyTree
 
 
 class Weights(NamedTuple):
-    """What an actor acts with."""
+    """The parameters an actor acts with."""
 
     updates: int
-    """How many updates they have seen."""
+    """Number of updates made before."""
     packed: np.ndarray
     """The parameters as one vector."""
     statistics: PyTree
-    """By which observations are normalised, `()` for not at all."""
+    """Normalise the observations; `()` for no normalisation."""
 
 
 class Arrival(NamedTuple):
-    """A rollout, and how it came about."""
+    """A rollout, and how it was collected."""
 
     updates: int
-    """Those of the weights it was made with."""
+    """`Weights.updates` of the weights it was collected with."""
     collected: Collected
     """NumPy arrays, without an actor."""
     seconds: float
     life: int = 0
-    """Of the actor: another one, with new episodes, where it was lost."""
+    """The actor's `Blueprint.life`: a replaced actor has another, with new episodes."""
 
 
 class ActorLost(RuntimeError):
-    """An actor is no more."""
+    """An actor crashed or disappeared."""
 
     @classmethod
     def by(cls, error: BaseException) -> "ActorLost":
-        """For something that went wrong in it, under its name: it may come from another process."""
+        """Wrap an error by its name and text, since its class may not exist in this process."""
         return cls(f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What an actor is made from, wherever it is."""
+    """Everything needed to create an actor, in any process."""
 
     env: HostEnvironment
     build: Callable[[Key], tuple[Agent, PyTree]]
-    """Makes who acts, and an example of its parameters; it must be possible to send it to another process."""
+    """Returns the agent, and an example of its parameters; must be picklable."""
     num_envs: int
     horizon: int
     needs: frozenset[str]
-    """The optional parts of a rollout that are kept."""
+    """The optional parts of a rollout to keep."""
     seed: int
     index: int = 0
-    """Which of the actors."""
+    """Index of the actor."""
     updates: int = 0
-    """Those of the run when it was begun or resumed."""
+    """Updates of the run when it was started or resumed."""
     life: int = 0
-    """How many actors of this index were lost before."""
+    """Number of actors with this index that were lost before."""
 
 
 class Worker:
-    """An actor. Its environments begin with its first rollout, so that what goes wrong then is told like all else."""
+    """An actor. It creates its environments with its first rollout, so errors there are reported like any other."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint, self.rollouts = blueprint, 0
@@ -78,7 +78,7 @@ class Worker:
         self.actor: Actor = NOTHING
 
     def collect(self, weights: Weights) -> Arrival:
-        """The next rollout. What is not the environment's fault is the loss of this actor."""
+        """Return the next rollout. Raise `ActorLost` for every error except the environment's own."""
         try:
             return self._collect(weights)
         except EnvironmentFailed:
@@ -87,12 +87,12 @@ class Worker:
             raise ActorLost.by(error) from error
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         if self.collector is not None:
             self.collector.close()
 
     def abort(self) -> None:
-        """Nothing: one that is not in a process of its own cannot be ended from outside."""
+        """Do nothing: an actor in a thread cannot be killed."""
 
     def _collect(self, weights: Weights) -> Arrival:
         if self.collector is None:
@@ -106,7 +106,7 @@ class Worker:
         return Arrival(weights.updates, given, time.perf_counter() - begin, self.blueprint.life)
 
     def _begin(self) -> None:
-        """Make the environments and begin their episodes, each life of each actor with randomness of its own."""
+        """Create and reset the environments, with separate random keys for each life of each actor."""
         blueprint = self.blueprint
         key = jax.random.key(blueprint.seed)
         agent, params = blueprint.build(derive(key, "network"))

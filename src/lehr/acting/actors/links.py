@@ -1,4 +1,4 @@
-"""The way to an actor: in a thread it is the worker itself, else something that stands for it here."""
+"""Links to actors: in a thread, the worker itself; otherwise, a proxy."""
 
 import contextlib
 import multiprocessing
@@ -17,20 +17,20 @@ from lehr.plugins import require
 
 
 class Link(Protocol):
-    """The way to one actor."""
+    """Connection to one actor."""
 
     def collect(self, weights: Weights) -> Arrival:
-        """Its next rollout. Raises `ActorLost`, or `EnvironmentFailed` where it is not the actor's fault."""
+        """Return the next rollout. Raise `EnvironmentFailed` if the environment fails, `ActorLost` for other errors."""
 
     def close(self) -> None:
-        """End it, after the rollout under way."""
+        """Stop the actor after its current rollout."""
 
     def abort(self) -> None:
-        """End it at once; a `collect` under way raises."""
+        """Stop the actor immediately; a running `collect` raises."""
 
 
 class ProcessLink:
-    """An actor in a process of its own, which computes on the CPU."""
+    """An actor in its own process, on the CPU."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         context = multiprocessing.get_context("spawn")
@@ -41,13 +41,13 @@ class ProcessLink:
             self.process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EnvironmentFailed(
-                f"The environment {blueprint.env.name} cannot be sent to a process of its own ({error}); set actors to "
+                f"The environment {blueprint.env.name} cannot be pickled for another process ({error}); set actors to "
                 "threads."
             ) from error
-        theirs.close()  # so that the end of the process is the end of the connection
+        theirs.close()  # so that the connection ends when the process does
 
     def collect(self, weights: Weights) -> Arrival:
-        """Its next rollout."""
+        """Return the next rollout."""
         try:
             self.connection.send(weights)
             answer = self.connection.recv()
@@ -55,7 +55,7 @@ class ProcessLink:
             self.process.join(5)
             hint = ""
             if not self.answered and self.process.exitcode == 1:
-                hint = "; a script that trains with processes does so under if __name__ == '__main__'"
+                hint = "; with actors=processes, a script must call train under if __name__ == '__main__'"
             text = f"its process {self.process.pid} ended with code {self.process.exitcode}{hint}"
             raise ActorLost(text) from None
         self.answered = True
@@ -64,7 +64,7 @@ class ProcessLink:
         return answer
 
     def close(self) -> None:
-        """Ask it to end, and do not wait for long."""
+        """Ask the process to stop; kill it if it does not stop soon."""
         with contextlib.suppress(OSError):
             self.connection.send(None)
         self.process.join(5)
@@ -72,15 +72,15 @@ class ProcessLink:
         self.connection.close()
 
     def abort(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
 
 def _serve(connection: Connection, blueprint: Blueprint) -> None:
-    """The life of an actor's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the trainer decides what it means
+    """Serve rollouts in an actor's process until the trainer stops it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the trainer handles it
     jax.config.update("jax_platforms", "cpu")
     worker = Worker(blueprint)
     with contextlib.closing(worker), contextlib.suppress(EOFError, OSError):  # the trainer is gone
@@ -91,19 +91,19 @@ def _serve(connection: Connection, blueprint: Blueprint) -> None:
                 connection.send(type(error)(str(error)))
             except OSError:
                 raise
-            except Exception as error:  # what was made cannot be sent
+            except Exception as error:  # the rollout cannot be pickled
                 connection.send(ActorLost.by(error))
 
 
 class RayLink:
-    """A Ray actor, on this machine or another of the cluster, which computes on the CPU."""
+    """A Ray actor on any machine of the cluster, on the CPU."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.ray = require("ray", "ray", "actors=ray")
         self.worker = self.ray.remote(num_cpus=1)(_RayWorker).remote(blueprint)
 
     def collect(self, weights: Weights) -> Arrival:
-        """Its next rollout."""
+        """Return the next rollout."""
         try:
             return self.ray.get(self.worker.collect.remote(weights))
         except self.ray.exceptions.RayTaskError as error:
@@ -115,16 +115,16 @@ class RayLink:
             raise ActorLost(type(error).__name__) from error
 
     def close(self) -> None:
-        """End it."""
+        """Stop the actor."""
         self.abort()
 
     def abort(self) -> None:
-        """End it at once."""
+        """Kill the actor."""
         self.ray.kill(self.worker)
 
 
 class _RayWorker(Worker):
-    """A worker in a process of Ray's."""
+    """A worker in a Ray process."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         jax.config.update("jax_platforms", "cpu")
@@ -133,13 +133,13 @@ class _RayWorker(Worker):
 
 @contextlib.contextmanager
 def ray_cluster() -> Iterator[float]:
-    """The CPUs of the cluster that `RAY_ADDRESS` names, or of a new one; one that is connected already stays so."""
+    """Connect to the cluster at `RAY_ADDRESS`, or start one, and yield its CPU count; reuse an existing connection."""
     ray = require("ray", "ray", "actors=ray")
     if ray.is_initialized():
         yield ray.cluster_resources().get("CPU", 0.0)
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
+        warnings.simplefilter("ignore")  # hide Ray's deprecation warnings from the user
         ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
     try:
         yield ray.cluster_resources().get("CPU", 0.0)
@@ -148,4 +148,4 @@ def ray_cluster() -> Iterator[float]:
 
 
 LINKS: dict[str, Callable[[Blueprint], Link]] = {"threads": Worker, "processes": ProcessLink, "ray": RayLink}
-"""By what `actors` is set to."""
+"""Links by the value of `actors`."""

@@ -1,4 +1,4 @@
-"""Several actors, the queue they feed, and the threads that keep them busy."""
+"""A pool of actors, the queue they feed, and a thread per actor that drives it."""
 
 import contextlib
 import dataclasses
@@ -12,14 +12,14 @@ from lehr.acting.actors.actor import ActorLost, Arrival, Blueprint, Weights
 from lehr.acting.actors.links import LINKS, Link, ray_cluster
 
 MOST_LOSSES = 3
-"""So often in a row an actor is replaced before it has given anything."""
+"""Stop the run when an actor is lost this many times in a row without a rollout."""
 
 PATIENCE = 5.0
-"""Seconds that actors have to end their rollouts when a run is over."""
+"""Seconds that actors have to finish their rollouts when the run ends."""
 
 
 class Pool:
-    """Actors, the queue they feed, and a thread for each that keeps it busy."""
+    """Actors, the queue they feed, and a thread per actor that drives it."""
 
     def __init__(
         self, kind: str, blueprint: Blueprint, count: int, queue_size: int, warn: Callable[[str], object]
@@ -38,27 +38,27 @@ class Pool:
         ]
 
     def start(self, weights: Weights) -> None:
-        """Let all actors begin."""
+        """Start all actors."""
         if self.kind == "ray":
             cpus = self._stack.enter_context(ray_cluster())
             if cpus < self.count:
-                self.warn(f"The Ray cluster has {cpus:g} CPUs for {self.count} actors: some wait until it has more.")
+                self.warn(f"The Ray cluster has {cpus:g} CPUs for {self.count} actors: some wait until more are free.")
         self.publish(weights)
         for thread in self._threads:
             thread.start()
 
     def publish(self, weights: Weights) -> None:
-        """Every rollout that begins from now on is made with these."""
+        """Use these weights for every rollout that starts from now on."""
         self._weights = weights
 
     def wait(self) -> None:
-        """Wait until there is a rollout."""
+        """Wait for a rollout in the queue."""
         while self.queue.empty():
             self._check()
             time.sleep(0.01)
 
     def take(self) -> tuple[int, Arrival]:
-        """The oldest rollout in the queue, and the index of its actor."""
+        """Return the index of an actor and its rollout, the oldest in the queue."""
         while True:
             self._check()
             with contextlib.suppress(queue.Empty):
@@ -69,7 +69,7 @@ class Pool:
             raise self._failure
 
     def close(self) -> None:
-        """End all actors."""
+        """Stop all actors."""
         self._closing.set()
         begun = [thread for thread in self._threads if thread.ident is not None]
         _join(begun, PATIENCE)
@@ -79,8 +79,8 @@ class Pool:
         self._stack.close()
 
     def _tend(self, index: int) -> None:
-        """Keep one actor busy until the end; where it is lost, make another."""
-        # Ctrl-C is the trainer's: a process that is started from here does not hear it, not even while it starts.
+        """Keep one actor busy until the end; replace it if it is lost."""
+        # Only the trainer handles Ctrl-C: block it for processes started from this thread, even while they start.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             life, losses = 0, 0
@@ -98,7 +98,7 @@ class Pool:
                         self.lost += 1
                     if losses == MOST_LOSSES:
                         raise ActorLost(f"Actor {index} was lost {losses} times in a row ({error}).") from error
-                    self.warn(f"Actor {index} was lost ({error}); another takes its place.")
+                    self.warn(f"Actor {index} was lost ({error}) and is replaced.")
         except Exception as error:
             self._failure = error
         finally:
@@ -106,14 +106,14 @@ class Pool:
                 link.close()
 
     def _ask(self, index: int, life: int) -> Arrival:
-        """A rollout of the actor, which is made if there is none."""
+        """Return the actor's next rollout; create the actor if needed."""
         if index not in self.links:
             self.links[index] = LINKS[self.kind](dataclasses.replace(self.blueprint, index=index, life=life))
         assert self._weights is not None
         return self.links[index].collect(self._weights)
 
     def _put(self, index: int, arrival: Arrival) -> None:
-        """Into the queue, as soon as there is room."""
+        """Put a rollout into the queue, as soon as there is room."""
         while not self._closing.is_set():
             with contextlib.suppress(queue.Full):
                 self.queue.put((index, arrival), timeout=0.1)
@@ -121,7 +121,7 @@ class Pool:
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:
-    """Wait for all threads, so many seconds in all."""
+    """Wait for all threads, at most this many seconds in total."""
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

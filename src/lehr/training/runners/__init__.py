@@ -1,6 +1,6 @@
-"""How the updates of a run are made: on the device, around environments on the host, or fed by actors.
+"""Runners make the updates of a run: on the device, with environments on the host, or with asynchronous actors.
 
-All runners share one protocol, `Runner`; `make_runner` chooses the one for a plan.
+All runners implement the protocol `Runner`; `make_runner` chooses one for a plan.
 """
 
 from collections.abc import Callable
@@ -23,13 +23,13 @@ __all__ = ["MOST_UPDATES", "Interrupted", "Runner", "make_runner"]
 
 
 def make_runner(plan: "Plan", warn: Callable[[str], object]) -> Runner:
-    """The runner for where the environments are; `warn` is told what the user should not miss."""
+    """Create the runner for a plan; `warn` receives warnings for the user."""
     program, run = plan.program, plan.run
     if not isinstance(program.env, HostEnvironment):
         return DeviceRunner(program, plan.state)
     if run.actors == "none":
         return HostRunner(program, plan.state, run.overlap, warn)
-    # Coefficients are the learner's affair; those that are functions could not be sent anywhere.
+    # Only the learner uses coefficients, and those that are functions cannot be pickled.
     defaults = {field.name: field.default for field in describe(type(plan.settings)) if field.is_coefficient}
     settings = replace(plan.settings, **defaults)
     blueprint = Blueprint(

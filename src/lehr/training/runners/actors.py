@@ -1,4 +1,4 @@
-"""The updates of a run whose rollouts come from actors."""
+"""The runner for asynchronous actors."""
 
 import dataclasses
 import time
@@ -19,14 +19,14 @@ from lehr.training.runners.update import Update, without_actor
 from lehr.types import TrainState
 
 WATCHED = ("rollout/lag", "actors/queue", "actors/lost", "actors/steps_per_second", "learner/waited")
-"""What is measured here at every update: by how many updates its rollout lagged, rollouts that waited in the queue,
-actors lost so far, env steps per second of all actors while they act, and how long the learner waited, in seconds."""
+"""Metrics measured here at every update: the lag of its rollout in updates, rollouts waiting in the queue, actors lost
+so far, env steps per second of all actors while they act, and how long the learner waited, in seconds."""
 
 
 class ActorRunner:
-    """The updates of a run whose rollouts come from actors of their own.
+    """Learn from rollouts that asynchronous actors collect.
 
-    What was learned is saved and resumed to the bit; the environments begin anew, and rollouts under way are lost.
+    On resume, everything learned is restored bit for bit; environments restart, and unfinished rollouts are lost.
     """
 
     def __init__(self, program: Program, state: TrainState, pool: Pool, warn: Callable[[str], object]) -> None:
@@ -34,25 +34,25 @@ class ActorRunner:
         self.update = Update(program, state, WATCHED)
         self.names = self.update.names
         self._returns: dict[tuple[int, int], jax.Array] = {}
-        """By actor and life: the discounted returns under way, by which rewards are scaled."""
+        """By actor and life: the discounted returns of running episodes, which scale the rewards."""
         self._speeds: dict[int, float] = {}
 
     def compile(self, state: TrainState) -> None:
-        """Compile the learning; the actors compile their part for themselves."""
+        """Compile learning; each actor compiles acting itself."""
         self.update.compile(state)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Start the actors, and wait until one has made a rollout: then what it compiles is compiled."""
+        """Start the actors, and wait for the first rollout: by then an actor has compiled."""
         if updates := int(state.updates):
             env = self.pool.blueprint.env
-            self.warn(f"The environments of {env.name} begin new episodes: those of actors are not brought back.")
+            self.warn(f"The environments of {env.name} restart: with actors, their state is not saved.")
         self.pool.blueprint = dataclasses.replace(self.pool.blueprint, updates=updates)
         self.pool.start(self._weights(state, updates))
         self.pool.wait()
         return state
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, np.ndarray]:
-        """Make `count` updates. What fails leaves the state of the last whole one."""
+        """Make `count` updates. On a failure, `Interrupted` carries the state of the last complete update."""
         rows: list[jax.Array] = []
         learned, updates = state, int(state.updates)
         try:
@@ -80,7 +80,7 @@ class ActorRunner:
         return learned, self.update.table(rows)
 
     def close(self) -> None:
-        """End the actors."""
+        """Stop the actors."""
         self.pool.close()
 
     def _weights(self, state: TrainState, updates: int) -> Weights:
@@ -88,7 +88,7 @@ class ActorRunner:
         return Weights(updates, packed, statistics)
 
     def _swapped(self, state: TrainState, whose: tuple[int, int]) -> TrainState:
-        """The state with the returns under way of this actor's environments."""
+        """Return the state with the running returns of this actor's environments."""
         state = without_actor(state)
         if not isinstance(state.reward_scaling, RewardScaling):
             return state

@@ -1,4 +1,4 @@
-"""What makes the updates of a run."""
+"""The protocol of runners."""
 
 from typing import Any, Protocol
 
@@ -8,26 +8,26 @@ from lehr.types import TrainState
 
 
 class Runner(Protocol):
-    """What makes the updates of one run."""
+    """Makes the updates of one run."""
 
     names: tuple[str, ...]
-    """The metrics of an update, in the order of the columns."""
+    """Names of an update's metrics, in column order."""
 
     def compile(self, state: TrainState) -> None:
-        """Compile all that is needed, for states like this one."""
+        """Compile everything, for states of the same shapes as this one."""
 
     def begin(self, state: TrainState) -> TrainState:
-        """Make everything ready to go on from this state."""
+        """Start the environments, and return the state to continue from."""
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, Any]:
-        """The state after `count` updates, and their metrics `[count or more, M]`, perhaps still being computed."""
+        """Make `count` updates; return the state and the metrics `[count or more, M]`, perhaps not yet computed."""
 
     def close(self) -> None:
-        """Let go of what the run needed."""
+        """Release all resources."""
 
 
 class Interrupted(Exception):
-    """An environment failed, or an actor. `state` and `rows` are those of the updates that were made before."""
+    """An environment or an actor failed. `state` and `rows` are those of the updates completed before."""
 
     def __init__(self, error: Exception, state: TrainState, rows: np.ndarray) -> None:
         super().__init__(str(error))

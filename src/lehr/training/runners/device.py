@@ -1,4 +1,4 @@
-"""Many updates as one compiled program, for environments on the device."""
+"""The runner for environments on the device: many updates in one compiled program."""
 
 from functools import partial
 
@@ -10,37 +10,37 @@ from lehr.training.program import Program
 from lehr.types import Metrics, TrainState
 
 MOST_UPDATES = 1024
-"""Updates in one chunk at the most; their metrics are held on the device until the chunk is over."""
+"""Maximum number of updates in a chunk; their metrics stay on the device until it ends."""
 
 
 class DeviceRunner:
-    """Chunks of updates as one compiled program, with the state donated."""
+    """Run chunks of updates as one compiled program, with the state donated."""
 
     def __init__(self, program: Program, state: TrainState) -> None:
         self.program = program
         self.names = metric_names(program, state)
 
     def compile(self, state: TrainState) -> None:
-        """Compile the program, once for chunks of all lengths."""
+        """Compile the program, once for chunks of any length."""
         program = jax.jit(partial(chunk, self.program, MOST_UPDATES), donate_argnums=0)
         self._compiled = program.lower(state, jnp.int32(1)).compile()
 
     def begin(self, state: TrainState) -> TrainState:
-        """The state says everything."""
+        """Return the state unchanged: it contains everything."""
         return state
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, jax.Array]:
-        """Dispatch a chunk; the device works on it when this returns."""
+        """Dispatch a chunk and return before the device has finished it."""
         return self._compiled(state, jnp.int32(count))
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there are no resources to release."""
 
 
 def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> tuple[TrainState, jax.Array]:
-    """`count` updates, `most` at the most, and their metrics `[most, M]`, a column for each of `metric_names`.
+    """Make `count` updates, at most `most`; the metrics `[most, M]` have one column per name in `metric_names`.
 
-    `count` is traced: one program serves every length, so a run is compiled once.
+    `count` is traced: one program works for every length, so a run compiles once.
     """
     names = metric_names(program, state)
 
@@ -55,12 +55,12 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
 
 
 def metric_names(program: Program, state: TrainState) -> tuple[str, ...]:
-    """The metrics of an update, in the order of the columns."""
+    """Return the names of an update's metrics, in column order."""
     _, metrics = _traced_once.eval_shape(program, state)
     return tuple(sorted(metrics))
 
 
 @partial(jax.jit, static_argnums=0)
 def _traced_once(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
-    """An iteration whose trace is remembered: to look at its metrics costs no second one."""
+    """An iteration with a cached trace, so that `metric_names` does not cost a second one."""
     return iteration(program, state)

@@ -1,7 +1,7 @@
-"""Environments on the host: rollouts by a `Collector`, and updates one by one.
+"""The runner for environments on the host: a `Collector` makes the rollouts, and updates run one at a time.
 
-With `overlap` the environments step while the device learns. A rollout is then made with the parameters from before
-the update that is being learned, so that every rollout but the first lags by one update, exactly.
+With `overlap`, the environments step while the device learns. A rollout is then collected with the parameters from
+before the current update, so every rollout except the first lags by exactly one update.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from lehr.types import Actor, PyTree, TrainState
 
 
 def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
-    """The first state of a run on the host with room for all that it will hold."""
+    """Fill in the parts of the initial state that only host environments use."""
     env = program.env
     assert isinstance(env, HostEnvironment)
     env_state = env.initial_state(np.asarray(state.actor.env_state))
@@ -39,7 +39,7 @@ def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
 
 
 class HostRunner:
-    """The updates of a run around live environments."""
+    """Make updates with live environments on the host."""
 
     def __init__(self, program: Program, state: TrainState, overlap: bool, warn: Callable[[str], object]) -> None:
         assert isinstance(program.env, HostEnvironment)
@@ -52,12 +52,12 @@ class HostRunner:
 
     def compile(self, state: TrainState) -> None:
         """Compile acting and learning."""
-        self.update.compile(state, keeps=self.overlap)  # a failure while it learns leaves the state before
+        self.update.compile(state, keeps=self.overlap)  # an environment may fail while it learns: keep the old state
         packed = pack(state.learner.params)
         self.collector.compile(packed, state.observation_statistics, state.actor, state.key)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Start the environments and bring them to where the state says they are."""
+        """Start the environments and restore them to their saved state."""
         batch, env, size = self.collector.start(), self.collector.env, self.collector.size
         actor, updates = state.actor, int(state.updates)
         if batch.restores:
@@ -68,14 +68,14 @@ class HostRunner:
                     check_obs(env, obs, size)
                     return state._replace(actor=actor._replace(obs=own(env, obs)))
                 kept = any(np.any(leaf) for leaf in jax.tree.leaves(actor.obs))
-                reason = "it does not do the same twice" if kept else "the run had actors of their own until now"
+                reason = "it is not deterministic" if kept else "the run used asynchronous actors before"
             except EnvironmentFailed as error:
                 if not isinstance(error.__cause__, InputError):
                     raise
                 reason = str(error.__cause__)
-            self.warn(f"The environments of {env.name} restart, since one cannot be brought back: {reason}.")
+            self.warn(f"The environments of {env.name} restart, because their state cannot be restored: {reason}.")
         elif updates:
-            self.warn(f"The environments of {env.name} cannot be brought back to where they were: they restart.")
+            self.warn(f"The environments of {env.name} restart, because their state cannot be restored.")
         begun = self.collector.reset(derive(state.key, "environments", updates))
         scaling = state.reward_scaling
         if isinstance(scaling, RewardScaling):
@@ -83,7 +83,7 @@ class HostRunner:
         return state._replace(actor=begun._replace(env_state=actor.env_state), reward_scaling=scaling)
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, np.ndarray]:
-        """Make `count` updates. An environment that fails leaves the state of the last whole one."""
+        """Make `count` updates. On a failure, `Interrupted` carries the state of the last complete update."""
         batch = self.collector.batch
         assert batch is not None
         rows: list[jax.Array] = []
@@ -111,12 +111,12 @@ class HostRunner:
         return whole, self.update.table(rows)
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments."""
         self._thread.shutdown()
         self.collector.close()
 
     def _collect(self, state: TrainState, actor: Actor, number: int) -> Collected:
-        """Rollout `number`, from where the actor stands, with the parameters that a state acts with."""
+        """Collect rollout `number` from the actor's current state, with the state's acting parameters."""
         packed = pack(state.acting)
         return self.collector.collect(packed, state.observation_statistics, actor, state.key, number)
 

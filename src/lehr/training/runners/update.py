@@ -1,4 +1,4 @@
-"""The learning of one update, compiled by itself: for rollouts that come from the host."""
+"""The learning of one update as a compiled program, for rollouts collected on the host."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,10 @@ from lehr.types import NOTHING, PyTree, TrainState
 
 
 class Update:
-    """The learning of one update, compiled, with its metrics as one row."""
+    """Compiled learning of one update, with the metrics as one row."""
 
     def __init__(self, program: Program, state: TrainState, watched: tuple[str, ...]) -> None:
-        """The metrics of `watched` are measured by the caller."""
+        """`watched` names the metrics that the caller measures."""
         self.program, self.watched = program, watched
         shapes = program.collected_shapes(state.learner.params, state.observation_statistics, state.actor)
         self.shapes = shapes._replace(actor=NOTHING)
@@ -25,7 +25,7 @@ class Update:
         self.names = tuple(sorted({*metrics, *watched}))
 
     def compile(self, state: TrainState, keeps: bool = False) -> None:
-        """Compile it for states like this one; unless somebody `keeps` them, the algorithm's data is written over."""
+        """Compile for states of these shapes; unless the caller `keeps` them, the algorithm's `memory` is donated."""
         watched = {name: jnp.float32(0) for name in self.watched}
         update = jax.jit(self._update, donate_argnums=() if keeps else (1,))
         self._compiled = update.lower(*_apart(state), self.shapes, watched).compile()
@@ -33,12 +33,12 @@ class Update:
     def __call__(
         self, state: TrainState, collected: Collected, watched: Mapping[str, float]
     ) -> tuple[TrainState, jax.Array]:
-        """The state after the update, without its actor, and the row of metrics."""
+        """Return the state after the update, without its actor, and the row of metrics."""
         given = {name: np.float32(value) for name, value in watched.items()}
         return self._compiled(*_apart(state), collected._replace(actor=NOTHING), given)
 
     def table(self, rows: list[jax.Array]) -> np.ndarray:
-        """Rows as one array, `[U, M]`."""
+        """Stack rows into one array `[U, M]`."""
         return np.stack(jax.device_get(rows)) if rows else np.zeros((0, len(self.names)), np.float32)
 
     def _update(
@@ -52,11 +52,11 @@ class Update:
 
 
 def without_actor(state: TrainState) -> TrainState:
-    """The part of a state that learning changes."""
+    """Return the part of a state that learning changes."""
     return state._replace(actor=NOTHING, pending=())
 
 
 def _apart(state: TrainState) -> tuple[TrainState, Any]:
-    """What learning changes without the algorithm's data, and that data."""
+    """Split the part of a state that learning changes into everything but `memory`, and `memory`."""
     state = without_actor(state)
     return state._replace(learner=state.learner._replace(memory=NOTHING)), state.learner.memory
