@@ -13,8 +13,10 @@ from lehr.schedules import adaptive_kl
 _RATE_SCHEDULES = ("NONE", "ADAPTIVE_KL")
 
 
-def check_environment(vision: bool, action_repeat: int, wrap_env: bool, episode_length: int | None) -> None:
-    """Raise if the environment's arguments contradict each other."""
+def check_arguments(
+    vision: bool, action_repeat: int, wrap_env: bool, episode_length: int | None, loss: LossSettings
+) -> None:
+    """Raise if arguments contradict each other, or one that others need is missing."""
     if vision and action_repeat != 1:
         raise InputError(
             f"vision is on and action_repeat is {action_repeat}, which would render frames that are never used; let "
@@ -22,11 +24,7 @@ def check_environment(vision: bool, action_repeat: int, wrap_env: bool, episode_
         )
     if wrap_env and episode_length is None:
         raise InputError("episode_length is None; set it to the maximum number of steps of an episode.")
-
-
-def check_loss(settings: LossSettings) -> None:
-    """Raise if the loss lacks a setting."""
-    if settings.use_distributional_critic and settings.clipping_epsilon_value is None:
+    if loss.use_distributional_critic and loss.clipping_epsilon_value is None:
         raise InputError(
             "use_distributional_critic is on, but clipping_epsilon_value, which the quantile Huber loss needs, is "
             "None; set it, for example to 1.0."

@@ -47,6 +47,7 @@ class Wrapping:
 class BatchEnvironments:
     """How a batch of environments is reset and stepped."""
 
+    num_envs: int
     step: LeanStep
     begin: Callable[[Key], tuple[jax.Array, ...]]
     """Resets all environments, `[N]` keys to the arrays that a step reads, placed on the devices."""
@@ -75,7 +76,7 @@ class BatchEnvironments:
         step = lean_step(name, env.step, begun, action, seen, acted_on=lambda state: state.obs)
         placed = sharding.of(jax.eval_shape(step.kept, begun))
         begin = jax.jit(lambda keys: step.kept(reset(keys)), out_shardings=placed)
-        return cls(step, begin, begun.obs, env.action_size)
+        return cls(sharding.num_envs, step, begin, begun.obs, env.action_size)
 
     @property
     def obs_shape(self) -> PyTree:

@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.compat.brax import upstream
+from lehr.compat.brax.batch_environments import BatchEnvironments
 from lehr.compat.brax.epoch import BraxParams, CarriedState
 from lehr.compat.brax.loss import NetworkParams
 from lehr.compat.brax.random_keys import HostKeys
 from lehr.envs.suites.foreign import by_their_rules
 from lehr.errors import InputError
 from lehr.training import checkpoint
-from lehr.types import Key, PyTree
+from lehr.types import PyTree
 
 FOLDER = "lehr"
 MOST_BYTES = 2**28
@@ -49,25 +50,14 @@ class Origin:
     """The mean and the mean absolute value of each array after a reset with a fixed key."""
 
     def of(
-        self,
-        begin: Callable[[Key], tuple[jax.Array, ...]],
-        begun: tuple[jax.Array, ...],
-        names: tuple[str, ...],
-        num_envs: int,
-        limits: Mapping[str, int | None],
+        self, environments: BatchEnvironments, begun: tuple[jax.Array, ...], limits: Mapping[str, int | None]
     ) -> "Origin":
-        """A copy that describes these environments.
-
-        Args:
-            begin: resets them.
-            begun: the arrays of their state.
-            names: those of the arrays.
-            num_envs: how many there are.
-            limits: the options of their wrapper.
-        """
+        """A copy that describes these environments, whose state is `begun`, and the options of their wrapper."""
         plain = {name: None if limit is None else int(limit) for name, limit in limits.items()}
-        arrays = begin(jax.random.split(jax.random.PRNGKey(0), num_envs)) if are_small(begun) else ()
-        return replace(self, limits=plain, names=names, beginnings=tuple(map(_summary, arrays)))
+        arrays: tuple[jax.Array, ...] = ()
+        if are_small(begun):
+            arrays = environments.begin(jax.random.split(jax.random.PRNGKey(0), environments.num_envs))
+        return replace(self, limits=plain, names=environments.step.names, beginnings=tuple(map(_summary, arrays)))
 
     def describe(self, step: int) -> dict[str, Any]:
         """What is written to a checkpoint's JSON file."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr.compat.brax import saving, upstream
-from lehr.compat.brax.arguments import adaptive_rate, check_environment, check_loss, devices
+from lehr.compat.brax.arguments import adaptive_rate, check_arguments, devices
 from lehr.compat.brax.batch_environments import BatchEnvironments, Wrapping
 from lehr.compat.brax.coefficients import annealed, bound_coefficients
 from lehr.compat.brax.epoch import BraxParams, BraxPPO, CarriedState
@@ -20,7 +20,7 @@ from lehr.compat.brax.run import BraxRun, Callbacks
 from lehr.compat.brax.segments import TrainingSizes
 from lehr.envs.suites.foreign import by_their_rules, settled
 from lehr.training.sharding import EnvironmentSharding
-from lehr.types import PyTree
+from lehr.types import Key, PyTree
 
 
 def train(
@@ -110,10 +110,9 @@ def train(
     """
     upstream.check()
     # --- arguments
-    check_environment(vision, action_repeat, wrap_env, episode_length)
     sizes = TrainingSizes.of(num_envs, unroll_length, batch_size, num_minibatches, num_updates_per_batch, action_repeat)
     loss = LossSettings(normalize_advantage, clipping_epsilon_value, use_distributional_critic)
-    check_loss(loss)
+    check_arguments(vision, action_repeat, wrap_env, episode_length, loss)
     rate_limits = learning_rate_schedule_min_lr, learning_rate_schedule_max_lr
     adaptive = adaptive_rate(learning_rate, learning_rate_schedule, desired_kl, *rate_limits)
     given = {
@@ -141,16 +140,12 @@ def train(
         environments = BatchEnvironments.of(name, env, keys["environments"], sharding, bootstrap_on_timeout, reports)
 
         # --- networks
-        normalize = upstream.running_statistics.normalize if normalize_observations else lambda obs, _: obs
-        shapes = environments.obs_shape, environments.action_size
-        network = network_factory(*shapes, preprocess_observations_fn=normalize)
-        keeps_value = bootstrap_on_timeout or clipping_epsilon_value is not None
-        make_policy = upstream.networks.make_inference_fn(network, keeps_value, use_distributional_critic)
+        network = _network(network_factory, environments, normalize_observations)
+        make_policy = _policy_maker(network, loss, bootstrap_on_timeout)
 
         # --- program
-        reporter = upstream.logger.EpisodeMetricsLogger(
-            steps_between_logging=training_metrics_steps or sizes.steps_per_update, progress_fn=progress_fn
-        )
+        interval = training_metrics_steps or sizes.steps_per_update
+        reporter = upstream.logger.EpisodeMetricsLogger(steps_between_logging=interval, progress_fn=progress_fn)
         epochs = max(num_evals - 1, 1) * max(num_resets_per_eval, 1)
         ppo = BraxPPO(
             environments=environments.step,
@@ -172,27 +167,19 @@ def train(
         params = sharding.replicate(settled(restoring.apply(_initial_params(network, statistics, seeded))))
         if num_timesteps == 0:
             return make_policy, params.as_tuple, {}
-        rate = 0.0 if adaptive is None else learning_rate
-        carried = _initial_state(ppo, params, rate, environments.begin(keys["environments"]), sharding)
+        carried = _initial_state(ppo, params, learning_rate, environments.begin(keys["environments"]), sharding)
         step, origin = 0, saving.Origin(int(seed), int(sizes.steps_per_update))
         if save_checkpoint_path is not None or restore_checkpoint_path is not None:
-            begun = carried.environments
-            origin = origin.of(environments.begin, begun, environments.step.names, num_envs, wrapping.limits)
+            origin = origin.of(environments, carried.environments, wrapping.limits)
         if restoring.resumes:
             carried, keys, step = saving.restore(restore_checkpoint_path, origin, carried, keys)
             reporter._num_steps = reporter._last_log_steps = step // action_repeat
 
         # --- evaluation and checkpoints
-        evaluator, save = None, None
-        if run_evals:
-            evaluated = wrapping.wrap(eval_env or environment, num_eval_envs, seeded.evaluation)
-            act = functools.partial(make_policy, deterministic=deterministic_eval)
-            evaluator = upstream.acting.Evaluator(
-                evaluated, act, num_eval_envs, episode_length, action_repeat, key=seeded.evaluation
-            )
-        if save_checkpoint_path is not None:
-            config = saving.network_config(*shapes, normalize_observations, network_factory)
-            save = functools.partial(saving.save, save_checkpoint_path, config, origin)
+        act = functools.partial(make_policy, deterministic=deterministic_eval)
+        evaluated = eval_env or environment
+        evaluator = _evaluator(wrapping, evaluated, act, num_eval_envs, seeded.evaluation) if run_evals else None
+        save = _saver(save_checkpoint_path, origin, network_factory, environments, normalize_observations)
 
     # --- training
     bound = bound_coefficients(given, step + num_timesteps)
@@ -200,6 +187,39 @@ def train(
     callbacks = Callbacks(progress_fn, lambda step, params: policy_params_fn(step, make_policy, params), save)
     metrics = run.loop(callbacks, evaluator, num_evals, num_resets_per_eval)
     return make_policy, run.params.as_tuple, metrics
+
+
+def _network(factory: Callable[..., Any], environments: BatchEnvironments, normalize_observations: bool) -> Any:
+    """Brax's `PPONetworks` for these environments."""
+    normalize = upstream.running_statistics.normalize if normalize_observations else lambda obs, _: obs
+    return factory(environments.obs_shape, environments.action_size, preprocess_observations_fn=normalize)
+
+
+def _policy_maker(network: Any, loss: LossSettings, bootstraps: bool) -> Callable[..., Any]:
+    """Brax's function that makes a policy from parameters; the policy returns values too if training needs them."""
+    needs_value = bootstraps or loss.clipping_epsilon_value is not None
+    return upstream.networks.make_inference_fn(network, needs_value, loss.use_distributional_critic)
+
+
+def _evaluator(wrapping: Wrapping, env: Any, make_policy: Callable[..., Any], count: int, key: Key) -> Any:
+    """Brax's evaluator, with `count` environments of its own."""
+    limits = wrapping.episode_length, wrapping.action_repeat
+    return upstream.acting.Evaluator(wrapping.wrap(env, count, key), make_policy, count, *limits, key=key)
+
+
+def _saver(
+    path: str | None,
+    origin: saving.Origin,
+    factory: Callable[..., Any],
+    environments: BatchEnvironments,
+    normalize_observations: bool,
+) -> Callable[..., None] | None:
+    """The function that writes checkpoints, or `None` without a path."""
+    if path is None:
+        return None
+    shapes = environments.obs_shape, environments.action_size
+    config = saving.network_config(*shapes, normalize_observations, factory)
+    return functools.partial(saving.save, path, config, origin)
 
 
 def _initial_statistics(obs: PyTree, std_eps: float, mode: str) -> PyTree:
@@ -214,12 +234,12 @@ def _initial_params(network: Any, statistics: PyTree, keys: SeedKeys) -> BraxPar
 
 
 def _initial_state(
-    ppo: BraxPPO, params: BraxParams, rate: Any, begun: tuple[jax.Array, ...], sharding: EnvironmentSharding
+    ppo: BraxPPO, params: BraxParams, learning_rate: Any, begun: tuple[jax.Array, ...], sharding: EnvironmentSharding
 ) -> CarriedState:
     """The state before the first training step, with these environments, which are already placed."""
     return CarriedState(
         optimiser=sharding.replicate(ppo.optimiser.init(params.networks)),
-        rate=sharding.replicate(jnp.float32(rate)),
+        rate=sharding.replicate(jnp.float32(0 if ppo.adaptive is None else learning_rate)),
         updates=sharding.replicate(jnp.uint32(0)),
         environments=begun,
     )
