@@ -20,10 +20,18 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.compat.brax import load_policy, saving, theirs, train, training
-from lehr.compat.brax.epoch import Carried, Learned
-from lehr.compat.brax.loss import LossSettings, Minibatch, Networks, lambda_advantages, ppo_loss, quantile_huber_loss
-from lehr.compat.brax.numbers import NAMES, annealed, coefficients
+from lehr.compat.brax import load_policy, saving, train, upstream
+from lehr.compat.brax.arguments import adaptive_rate
+from lehr.compat.brax.coefficients import NAMES, annealed, bound_coefficients
+from lehr.compat.brax.epoch import BraxParams, CarriedState
+from lehr.compat.brax.loss import (
+    LossSettings,
+    NetworkParams,
+    Transitions,
+    lambda_advantages,
+    ppo_loss,
+    quantile_huber_loss,
+)
 from lehr.compat.brax.pixels import shifted
 from lehr.envs.suites.foreign import by_their_rules
 from lehr.errors import InputError
@@ -128,14 +136,14 @@ COEF = dict(zip(NAMES, (3e-4, 0.02, 0.95, 5.0, 0.2, 0.9, 0.7), strict=True))
 def test_the_loss_of_a_minibatch_is_that_of_brax(case):
     """Value, metrics and gradients, of the same parameters and data."""
     options, settings = LOSSES[case]
-    network = small_networks(3, 2, preprocess_observations_fn=theirs.running_statistics.normalize, **options)
+    network = small_networks(3, 2, preprocess_observations_fn=upstream.running_statistics.normalize, **options)
 
     def made(key):
         """Some segments, and parameters that have moved on since they were lived through."""
         keys = jax.random.split(key, 6)
         obs = jax.random.normal(keys[0], (6, 7, 3))
-        params = Networks(network.policy_network.init(keys[1]), network.value_network.init(keys[2]))
-        normalizer = theirs.running_statistics.update(theirs.running_statistics.init_state(jnp.zeros(3)), obs)
+        params = NetworkParams(network.policy_network.init(keys[1]), network.value_network.init(keys[2]))
+        normalizer = upstream.running_statistics.update(upstream.running_statistics.init_state(jnp.zeros(3)), obs)
         act = brax_networks.make_inference_fn(network, True, settings.use_distributional_critic)
         _, extras = act((normalizer, *params))(obs[:-1], keys[3])
         done, truncation = random_ends(keys[4], (5, 7))
@@ -145,7 +153,7 @@ def test_the_loss_of_a_minibatch_is_that_of_brax(case):
     def ours(key):
         params, normalizer, obs, extras, reward, done, truncation = made(key)
         acted = extras["raw_action"], extras["log_prob"], extras["distribution_params"]
-        batch = Minibatch(obs, *acted, reward, done, truncation, extras["value"])
+        batch = Transitions(obs, *acted, reward, done, truncation, extras["value"])
         differentiate = jax.value_and_grad(ppo_loss, has_aux=True)
         return differentiate(params, normalizer, batch, key, network, settings, COEF)
 
@@ -164,7 +172,7 @@ def test_the_loss_of_a_minibatch_is_that_of_brax(case):
             vf_coefficient=COEF["vf_loss_coefficient"],
             **settings._asdict(),
         )
-        return (loss, metrics), Networks(gradients.policy, gradients.value)
+        return (loss, metrics), NetworkParams(gradients.policy, gradients.value)
 
     with by_their_rules():
         key = jax.random.PRNGKey(1)
@@ -277,7 +285,7 @@ def test_applied_coefficients_follow_their_schedules(fast, shape):
         **SMALL,
     )
     given = dict.fromkeys(NAMES, 1.0) | (SCHEDULED if shape == "cosine" else {})
-    bound = coefficients(given | {"entropy_cost": annealed(0.01, 0.001, shape)}, total)
+    bound = bound_coefficients(given | {"entropy_cost": annealed(0.01, 0.001, shape)}, total)
     compiled = jax.jit(lambda updates: bound.values(bound.init(), env_steps(updates, STEPS)))
     assert list(curve) == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
     names = NAMES if shape == "cosine" else ["entropy_cost"]
@@ -296,7 +304,7 @@ def test_applied_coefficients_follow_their_schedules(fast, shape):
 def test_the_clock_does_not_wrap():
     """2^33 env steps and more, with the sizes of Brax's ant."""
     per_update = 2048 * 32 * 5
-    entropy = coefficients(dict.fromkeys(NAMES, 1.0) | {"entropy_cost": "1 -> 0"}, 2**35)
+    entropy = bound_coefficients(dict.fromkeys(NAMES, 1.0) | {"entropy_cost": "1 -> 0"}, 2**35)
     value = jax.jit(lambda updates: entropy.values({}, env_steps(updates, per_update))["entropy_cost"])
     for steps in (2**31, 2**32, 2**33, 2**34, 2**35):
         updates = steps // per_update
@@ -308,7 +316,7 @@ def test_numbers_of_jax_and_configs_of_playground_are_schedules_too():
     ends = annealed(jnp.float32(0.01), np.float32(0.001), "cosine")
     given = dict.fromkeys(NAMES, 0.5)
     found = [
-        coefficients(given | {"entropy_cost": spec}, 100).values({}, env_steps(50, 1))["entropy_cost"]
+        bound_coefficients(given | {"entropy_cost": spec}, 100).values({}, env_steps(50, 1))["entropy_cost"]
         for spec in (config, ends)
     ]
     np.testing.assert_allclose(found, 0.0055, rtol=1e-6)
@@ -316,7 +324,7 @@ def test_numbers_of_jax_and_configs_of_playground_are_schedules_too():
 
 @pytest.mark.parametrize(("desired", "expected"), [(0.0, 1e-3 / 1.5), (float("inf"), 1.5e-3), (0.01, 1e-3 / 1.5)])
 def test_any_divergence_may_be_desired(desired, expected):
-    controller = training._adaptive(1e-3, "ADAPTIVE_KL", desired, 1e-5, 1e-2)
+    controller = adaptive_rate(1e-3, "ADAPTIVE_KL", desired, 1e-5, 1e-2)
     moved = controller.update(controller.init(), {"kl_mean": jnp.float32(0.03)})
     assert float(moved.value) == pytest.approx(expected)
 
@@ -345,11 +353,17 @@ def test_arguments_and_defaults_are_those_of_brax():
         ({"entropy_cost": "0.1 -> 0", "entropy_cost_end": 0.1}, "give entropy_cost as a number"),
         ({"entropy_cost_end": 0.1, "entropy_schedule": "cosin"}, "did you mean 'cosine'"),
         ({"discounting": "0.9 -> 1.1"}, "discounting is '0.9 -> 1.1 over 64', which reaches 1.1"),
-        ({"entropy_cost": "auto(target_entropy=0.5)"}, "which reacts to what is measured"),
-        ({"learning_rate": "1e-3 -> 0", "learning_rate_schedule": "ADAPTIVE_KL"}, "a schedule of its own"),
+        ({"entropy_cost": "auto(target_entropy=0.5)"}, "which adapts to a metric; give a number"),
+        (
+            {"learning_rate": "1e-3 -> 0", "learning_rate_schedule": "ADAPTIVE_KL"},
+            "but learning_rate is itself a schedule, '1e-3 -> 0'; give learning_rate as a number",
+        ),
         ({"learning_rate_schedule": "ADAPTIVE"}, "did you mean 'ADAPTIVE_KL'"),
         ({"num_envs": 5}, "must be a multiple of num_envs, which is 5"),
-        ({"use_distributional_critic": True}, "clipping_epsilon_value is None"),
+        (
+            {"use_distributional_critic": True},
+            "but clipping_epsilon_value, which the quantile Huber loss needs, is None; set it",
+        ),
         ({"vision": True, "action_repeat": 2}, "set action_repeat to 1"),
         ({"episode_length": None}, "episode_length is None"),
     ],
@@ -412,7 +426,7 @@ def test_parameters_are_restored_with_or_without_the_critic(ours, fast):
 @pytest.mark.parametrize("wanted", ["welford", "ema"])
 def test_statistics_in_files_are_taken_for_what_they_are(kept, wanted):
     """Of either mode, though files do not say which: as if they had been kept in the one that is wanted."""
-    statistics = theirs.running_statistics
+    statistics = upstream.running_statistics
     example = {"state": jnp.zeros(3)}
     sizes = jnp.array([[1.0, 5.0, 0.1]])
     batches = [{"state": jax.random.normal(jax.random.key(seed), (50, 3)) * sizes} for seed in (0, 1)]
@@ -470,7 +484,7 @@ def test_what_makes_environments_the_same(change, same):
 @pytest.mark.slow
 def test_statistics_that_brax_has_read_wrongly_are_mended(fast):
     """Brax loads all of them as those of one mode; `restore_params` of such ones go on in it with the right numbers."""
-    statistics = theirs.running_statistics
+    statistics = upstream.running_statistics
     with by_their_rules():
         batch = 3 * jax.random.normal(jax.random.key(0), (50, 2))
         seen = statistics.update(statistics.init_state(jnp.zeros(2), mode="ema"), batch)
@@ -524,7 +538,7 @@ def test_policies_that_see_pixels_are_loaded_whoever_saved_them(tmp_path, fast):
     config = path / "ppo_network_config.json"
     config.write_text(config.read_text().replace('"relu"', '"mine"'))
     with pytest.raises(
-        InputError, match=r"has cnn_activation written as .* which is none of Brax's names; give it with"
+        InputError, match=r"cnn_activation is .* in the checkpoint, which is not one of Brax's names; pass it with"
     ):
         load_policy(path, brax_vision.make_ppo_networks_vision)
     with by_their_rules():
@@ -576,13 +590,13 @@ def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(o
 @pytest.fixture
 def little():
     """What there is to save, made of a few numbers."""
-    carried = Carried((jnp.ones(2),), jnp.float32(0), jnp.uint32(5), (jnp.arange(3.0),))
+    carried = CarriedState((jnp.ones(2),), jnp.float32(0), jnp.uint32(5), (jnp.arange(3.0),))
     return carried, {"host": jax.random.PRNGKey(1), "environments": jax.random.split(jax.random.PRNGKey(2), 3)}
 
 
 @pytest.fixture
 def _only_ours(monkeypatch):
-    monkeypatch.setattr(theirs, "checkpoint", lambda: SimpleNamespace(save=lambda *arguments: None))
+    monkeypatch.setattr(upstream, "checkpoint", lambda: SimpleNamespace(save=lambda *arguments: None))
 
 
 @pytest.mark.usefixtures("_only_ours")
@@ -591,7 +605,7 @@ def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on
     monkeypatch.setattr(saving, "MOST_BYTES", most)
     carried, keys = little
     origin = saving.Origin(seed=1, steps_per_update=10)
-    saving.save(tmp_path, None, origin, 50, Learned(Networks((), ()), ()), carried, keys)
+    saving.save(tmp_path, None, origin, 50, BraxParams(NetworkParams((), ()), ()), carried, keys)
     begun = jax.tree.map(jnp.zeros_like, carried)
     other = {name: jnp.zeros_like(key) for name, key in keys.items()}
     found, found_keys, step = saving.restore(tmp_path / f"{50:012d}", origin, begun, other)
@@ -605,7 +619,7 @@ def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on
 @pytest.mark.usefixtures("_only_ours")
 def test_a_bucket_gets_the_files_of_brax_alone(little, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    saving.save("gs://bucket/run", None, saving.Origin(1, 10), 50, Learned(Networks((), ()), ()), *little)
+    saving.save("gs://bucket/run", None, saving.Origin(1, 10), 50, BraxParams(NetworkParams((), ()), ()), *little)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -696,7 +710,7 @@ def test_brax_is_missed_in_one_sentence():
 TWO_DEVICES = """
 import jax, numpy as np
 from brax import envs
-from lehr.compat.brax import theirs, train
+from lehr.compat.brax import train, upstream
 from tests.compat.test_brax import SMALL, STEPS
 class Counted(envs.Wrapper):
     "With something that is not of each environment."
@@ -709,7 +723,7 @@ class Counted(envs.Wrapper):
         after = self.env.step(state.replace(info=rest), action)
         return after.replace(info={**after.info, "turns": turns + 1}, reward=after.reward + turns)
 def wrapped(env, **options):
-    return Counted(theirs.wrappers.wrap(env, **options))
+    return Counted(upstream.wrappers.wrap(env, **options))
 options = SMALL | {"num_timesteps": 2 * STEPS, "num_evals": 3, "run_evals": False, "normalize_observations": True}
 options["wrap_env_fn"] = wrapped
 found = [train(envs.get_environment("fast"), max_devices_per_host=most, **options)[1] for most in (1, None)]

@@ -1,4 +1,4 @@
-"""Brax's PPO with every coefficient a schedule: `train` takes the place of `brax.training.agents.ppo.train.train`.
+"""Brax's PPO with every coefficient a schedule: `train` replaces `brax.training.agents.ppo.train.train`.
 
     from lehr.compat import brax as ppo
 

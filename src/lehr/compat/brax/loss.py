@@ -1,7 +1,7 @@
-"""Brax's PPO loss of one minibatch of segments, from the library's own losses.
+"""Brax's PPO loss for one minibatch of segments.
 
-Where Brax's mathematics is its own, it has a function here: an advantage that looks through λ-returns, a time limit
-whose step is left out, and a critic of quantiles.
+Clipped surrogate, value losses and their sum are the core's. What only Brax has is here: advantages from λ-returns, in
+which truncated steps are left out, and a distributional critic.
 """
 
 from collections.abc import Mapping
@@ -16,38 +16,39 @@ from lehr.maths.shapes import check_same_shape
 from lehr.types import Key, Metrics, PyTree
 
 
-class Networks(NamedTuple):
-    """The parameters that gradients change."""
+class NetworkParams(NamedTuple):
+    """The parameters that are trained."""
 
     policy: PyTree
     value: PyTree
 
 
-class Minibatch(NamedTuple):
-    """Segments of `T` steps, time first: leaves `[T, B, ...]`."""
+class Transitions(NamedTuple):
+    """Steps of several segments or environments, time first: leaves `[T, B, ...]`."""
 
     obs: PyTree
-    """Leaves `[T + 1, B, ...]`: the last one follows the last step, after a reset if there was one."""
+    """Leaves `[T + 1, B, ...]`: the last row is the observation after the last step, and after a reset if one followed.
+    `()` in a rollout, which keeps its observations apart."""
     raw_action: PyTree
-    """As sampled, before it is squashed."""
+    """The sampled action, before squashing."""
     log_prob: jax.Array
     policy: PyTree
-    """The parameters of the distribution that acted."""
+    """The parameters of the action distribution during the rollout."""
     reward: jax.Array
     done: jax.Array
-    """1 where an episode ended with this step, for whatever reason."""
+    """1 where the episode ended with this step, terminated or truncated."""
     truncation: jax.Array
     """1 where a time limit ended it."""
     value: Any = ()
-    """The critic's when it acted; `()` where nothing looks at it."""
+    """The critic's value during the rollout; `()` if it is not used."""
 
 
 class LossSettings(NamedTuple):
-    """What shapes the loss and is no coefficient."""
+    """The settings of the loss that are not coefficients."""
 
     normalize_advantage: bool
     clipping_epsilon_value: float | None
-    """How far a value may leave the one of the rollout; for a critic of quantiles, where Huber's loss turns linear."""
+    """Clip range of the value loss; for a distributional critic, where the Huber loss becomes linear."""
     use_distributional_critic: bool
 
 
@@ -66,9 +67,9 @@ def lambda_advantages(
         v_t = V_t + m_t (r_t + γ_t V_{t+1} − V_t) + m_t γ_t λ (v_{t+1} − V_{t+1})
         A_t = m_t (r_t + γ_t v_{t+1} − V_t)
 
-    with V_T = v_T the value after the last step. The targets are those of TD(λ), so the advantage looks one step past
-    GAE's: λ weighs v_{t+1} inside it and not A_{t+1}. A truncated step, whose successor is of another episode, has its
-    own value as target and no advantage.
+    with V_T = v_T, the value after the last step. The targets are TD(λ) returns. The advantage bootstraps from the
+    target v_{t+1}, so unlike in GAE its first step is not weighted by λ. The observation after a truncated step belongs
+    to the next episode, so the target of such a step is its own value, and its advantage is 0.
 
     >>> zeros, ones = jnp.zeros((2, 1)), jnp.ones((2, 1))
     >>> targets, advantages = lambda_advantages(ones, zeros, jnp.ones(1), zeros, zeros, 0.5, 0.5)
@@ -85,7 +86,7 @@ def lambda_advantages(
 
 
 def quantile_huber_loss(quantiles: jax.Array, targets: jax.Array, kappa: float | jax.Array) -> jax.Array:
-    """The loss of a critic of Q quantiles (Dabney et al., 2018), a mean over all.
+    """The loss of a critic with Q quantiles (Dabney et al., 2018), averaged over all of them.
 
         τ_i = (i + ½) / Q,  u = R − q_i
         L = |τ_i − 1[u < 0]| · (½ u² where |u| ≤ κ, else κ (|u| − ½ κ))
@@ -93,7 +94,7 @@ def quantile_huber_loss(quantiles: jax.Array, targets: jax.Array, kappa: float |
     Args:
         quantiles: `[T, B, Q]`.
         targets: R, `[T, B]`.
-        kappa: κ, where the loss turns linear.
+        kappa: κ, where the loss becomes linear.
 
     >>> round(float(quantile_huber_loss(jnp.array([[[1.0, 2.0, 3.0, 4.0, 5.0]]]), jnp.array([[3.0]]), 1.0)), 6)
     0.12
@@ -107,31 +108,31 @@ def quantile_huber_loss(quantiles: jax.Array, targets: jax.Array, kappa: float |
 
 
 def ppo_loss(
-    params: Networks,
+    params: NetworkParams,
     normalizer: PyTree,
-    batch: Minibatch,
+    batch: Transitions,
     key: Key,
     network: Any,
     settings: LossSettings,
     coef: Mapping[str, Any],
 ) -> tuple[jax.Array, Metrics]:
-    """The loss of a minibatch and what Brax reports of it.
+    """The loss of a minibatch, and Brax's metrics of it.
 
         L = L_policy + vf_loss_coefficient · L_value − entropy_cost · H
 
     Args:
-        params: of both networks.
-        normalizer: the statistics of observations.
-        batch: the segments; values and advantages are computed anew with these parameters.
-        key: of the sample that estimates the entropy of squashed actions.
+        params: the parameters of both networks.
+        normalizer: the running statistics of observations.
+        batch: segments; values and advantages are recomputed with these parameters.
+        key: for the sample that estimates the entropy of squashed actions.
         network: Brax's `PPONetworks`.
-        settings: what is no coefficient.
-        coef: a scalar for each of `lehr.compat.brax.numbers.NAMES`.
+        settings: the settings that are not coefficients.
+        coef: a scalar for each of `lehr.compat.brax.coefficients.NAMES`.
     """
     actions = network.parametric_action_distribution
     obs = jax.tree.map(lambda x: x[:-1], batch.obs)
 
-    # --- values and advantages; of the last observation too, in one go: what it adds to the gradients is 0
+    # --- values and advantages; one call evaluates the last observation too, and no gradient flows through that value
     valued = network.value_network.apply(normalizer, params.value, batch.obs)
     all_values = valued[0] if settings.use_distributional_critic else valued
     values, last_value = all_values[:-1], jax.lax.stop_gradient(all_values[-1])
@@ -145,13 +146,13 @@ def ppo_loss(
         coef["gae_lambda"],
     )
 
-    # --- the policy's loss
+    # --- policy loss
     policy = network.policy_network.apply(normalizer, params.policy, obs)
     log_ratio = actions.log_prob(policy, batch.raw_action) - batch.log_prob
     scaled = standardise(advantages) if settings.normalize_advantage else advantages
     policy_loss = clipped_surrogate(log_ratio, scaled, coef["clipping_epsilon"])
 
-    # --- the critic's loss
+    # --- value loss
     clip = settings.clipping_epsilon_value
     if settings.use_distributional_critic:
         assert clip is not None
@@ -161,7 +162,7 @@ def ppo_loss(
     else:
         critic_loss = clipped_value_loss(values, batch.value, targets, clip)
 
-    # --- their sum
+    # --- total loss
     entropy = jnp.mean(actions.entropy(policy, key))
     weights = {"value_coef": coef["vf_loss_coefficient"], "entropy_coef": coef["entropy_cost"]}
     total, parts = total_loss(policy_loss, critic_loss, entropy, weights)
@@ -175,7 +176,7 @@ def ppo_loss(
 
 
 def _policy_metrics(now: Any, before: Any) -> Metrics:
-    """The divergence from the policy that acted, and the range of means and deviations, as far as there are any."""
+    """The divergence from the rollout's policy, and statistics of means and deviations if the distribution has them."""
     metrics = {"kl_mean": jnp.mean(now.kl_divergence(before)) if hasattr(now, "kl_divergence") else jnp.float32(0)}
     for name, part in (("std", "scale"), ("loc", "loc")):
         if hasattr(now, part):

@@ -1,4 +1,4 @@
-"""Observations that are images: entries of a mapping whose names begin with `pixels/`."""
+"""Image observations: the entries of a mapping whose names begin with `pixels/`."""
 
 from collections.abc import Mapping
 
@@ -9,18 +9,18 @@ from lehr.types import Key, PyTree
 
 PREFIX = "pixels/"
 MOST = 4
-"""Augmentation moves an image by so many pixels at the most, in both directions."""
+"""The largest shift of an image by augmentation, in pixels, along either axis."""
 
 
 def without_pixels(obs: PyTree) -> PyTree:
-    """What has running statistics."""
+    """The observations that running statistics are kept of."""
     if not isinstance(obs, Mapping):
         return obs
     return {name: part for name, part in obs.items() if not name.startswith(PREFIX)}
 
 
 def shifted(obs: Mapping[str, jax.Array], keys: Key) -> dict[str, jax.Array]:
-    """Move the images of each segment by a few pixels, all of its steps alike (DrQ, Yarats et al., 2021).
+    """Shift the images of each segment by a few pixels, at all of its steps alike (DrQ, Yarats et al., 2021).
 
     Args:
         obs: leaves `[T, B, ...]`, images `[T, B, H, W, C]`.
@@ -36,7 +36,7 @@ def shifted(obs: Mapping[str, jax.Array], keys: Key) -> dict[str, jax.Array]:
 
 
 def _shift(images: jax.Array, key: Key) -> jax.Array:
-    """`[T, H, W, C]`, moved by up to `MOST` pixels; the edge is repeated into the gap."""
+    """Shift `[T, H, W, C]` by up to `MOST` pixels; the edge is repeated into the gap."""
     rows, columns = jax.random.randint(key, (2,), 0, 2 * MOST + 1)
     padded = jnp.pad(images, ((0, 0), (MOST, MOST), (MOST, MOST), (0, 0)), mode="edge")
     return jax.lax.dynamic_slice(padded, (0, rows, columns, 0), images.shape)

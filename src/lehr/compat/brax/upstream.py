@@ -1,4 +1,4 @@
-"""Brax's own modules that the drop-in stands on, imported once and quietly; without them, one sentence says so."""
+"""The modules of Brax that the drop-in uses, imported once and quietly."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from lehr.plugins import require
 _WHAT = "lehr.compat.brax"
 
 missing: InputError | None = None
-"""Why Brax cannot be imported; said when training is asked for, so that this package itself can be imported."""
+"""Why Brax cannot be imported. Raised by `check`, so that `lehr.compat.brax` itself can always be imported."""
 
 wrappers: Any = None
 acting: Any = None
@@ -22,7 +22,7 @@ all_networks: Any = None
 running_statistics: Any = None
 
 try:
-    with contextlib.redirect_stdout(io.StringIO()):  # MJX prints that it does without Warp
+    with contextlib.redirect_stdout(io.StringIO()):  # MJX prints a line if Warp is not installed
         wrappers = require("brax.envs.wrappers.training", "brax", _WHAT)
         acting = require("brax.training.acting", "brax", _WHAT)
         logger = require("brax.training.logger", "brax", _WHAT)
@@ -35,11 +35,11 @@ except InputError as error:
 
 
 def check() -> None:
-    """Raise if Brax is not there."""
+    """Raise if Brax is not installed."""
     if missing is not None:
         raise missing
 
 
 def checkpoint() -> ModuleType:
-    """Brax's checkpoints, imported when the first one is written or read: what they need is slow to import."""
+    """Brax's checkpoint module, imported on first use: its dependencies are slow to import."""
     return require("brax.training.agents.ppo.checkpoint", "brax", _WHAT)

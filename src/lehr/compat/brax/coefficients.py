@@ -1,4 +1,4 @@
-"""The seven numbers of Brax's PPO that may be schedules, by Brax's names."""
+"""The seven coefficients of Brax's PPO that can be schedules, under Brax's names."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,13 +23,13 @@ NAMES = (
 ENTROPY_SHAPES = ("linear", "cosine")
 
 
-def coefficients(given: Mapping[str, Any], total_steps: float) -> Coefficients:
-    """What was given for each of `NAMES`, bound to the budget, as one pytree."""
+def bound_coefficients(given: Mapping[str, Any], total_steps: float) -> Coefficients:
+    """The schedules given for `NAMES`, bound to the budget, as one pytree."""
     return bundle({name: _bound(name, given[name], total_steps) for name in NAMES})
 
 
 def annealed(entropy_cost: Any, entropy_cost_end: Any, entropy_schedule: str) -> Any:
-    """The entropy cost with its end, if it has one.
+    """The entropy cost as a schedule to its end value; unchanged without one.
 
     >>> annealed(0.01, None, "linear")
     0.01
@@ -42,7 +42,7 @@ def annealed(entropy_cost: Any, entropy_cost_end: Any, entropy_schedule: str) ->
         return entropy_cost
     if not is_number(entropy_cost):
         raise InputError(
-            f"entropy_cost is {entropy_cost!r}, a schedule already, and entropy_cost_end is {entropy_cost_end!r}; "
+            f"entropy_cost is already a schedule, {entropy_cost!r}, but entropy_cost_end is {entropy_cost_end!r}; "
             "give entropy_cost as a number, or remove entropy_cost_end."
         )
     end = float(entropy_cost_end) if is_number(entropy_cost_end) else entropy_cost_end
@@ -50,7 +50,7 @@ def annealed(entropy_cost: Any, entropy_cost_end: Any, entropy_schedule: str) ->
 
 
 def is_number(given: Any) -> bool:
-    """Whether it is a number as Brax takes it: Python's, NumPy's or JAX's."""
+    """Whether Brax would take this as a number: Python's, NumPy's or JAX's."""
     if isinstance(given, bool | str):
         return False
     return isinstance(given, int | float | np.number) or (hasattr(given, "dtype") and np.ndim(given) == 0)
@@ -58,15 +58,15 @@ def is_number(given: Any) -> bool:
 
 def _bound(name: str, spec: Any, total_steps: float) -> Any:
     if is_number(spec):
-        return constant(float(spec))  # Brax's ranges, which are none
+        return constant(float(spec))  # no range check, as in Brax
     try:
         made = schedule(spec).bind(total_steps)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     if isinstance(made, Controller):
         raise InputError(
-            f"{name} is '{made}', which reacts to what is measured; give a number, a schedule or a function of env "
-            "steps, or learning_rate_schedule='ADAPTIVE_KL'."
+            f"{name} is '{made}', which adapts to a metric; give a number, a schedule or a function of env steps, or "
+            "use learning_rate_schedule='ADAPTIVE_KL'."
         )
     replace(coefficient(name), name=name).check(made)
     return made
