@@ -13,19 +13,8 @@ import jax
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import ActorCriticSettings
 from lehr.config import Coef, Plugin
+from lehr.maths import losses
 from lehr.maths.advantages import advantages_of
-from lehr.maths.losses import (
-    approximate_kl,
-    policy_gradient_loss,
-    policy_metrics,
-    rollout_metrics,
-    standardise,
-    total_loss,
-    validity,
-    value_loss,
-    weighted_mean,
-)
-from lehr.maths.optimise import Optimiser
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
@@ -50,20 +39,11 @@ class Algorithm(ActorCriticAlgorithm):
 
     Config: ClassVar[type] = Config
 
-    @property
-    def optimiser(self) -> Optimiser:
-        """The optimiser, without a learning rate."""
-        return Optimiser(self.config.optimiser)
-
-    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters."""
-        return Learner(params, self.optimiser.init(params))
-
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """One update: advantages, then one gradient step on the whole rollout."""
-        valid = validity(rollout)
+        valid = losses.validity(rollout)
         advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
-        weighed = standardise(advantages, valid) if self.config.standardise_advantages else advantages
+        weighed = losses.standardise(advantages, valid) if self.config.standardise_advantages else advantages
         differentiate = jax.grad(self.loss, has_aux=True)
         gradients, metrics = differentiate(learner.params, rollout, weighed, targets, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
@@ -71,19 +51,19 @@ class Algorithm(ActorCriticAlgorithm):
         # --- what to watch; the policy is looked at once more, to see how far the step went
         _, policy, _ = self.network.unroll(step.params, rollout.carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
-        metrics["policy/approximate_kl"] = approximate_kl(log_ratio, valid)
+        metrics["policy/approximate_kl"] = losses.approximate_kl(log_ratio, valid)
         metrics["gradient/norm"] = step.gradient_norm
-        return Learner(step.params, step.state), metrics | rollout_metrics(rollout, advantages, targets)
+        return Learner(step.params, step.state), metrics | losses.rollout_metrics(rollout, advantages, targets)
 
     def loss(
         self, params: PyTree, rollout: Rollout, advantages: jax.Array, targets: jax.Array, coef: Metrics, key: Key
     ) -> tuple[jax.Array, Metrics]:
         """The loss of a rollout, with metrics; advantages and targets `[T, N]` are data."""
-        valid = validity(rollout)
+        valid = losses.validity(rollout)
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_prob = policy.log_prob(rollout.action)
-        policy_loss = policy_gradient_loss(log_prob, advantages, valid)
-        critic_loss = value_loss(values, targets, valid)
-        entropy = weighted_mean(policy.entropy(key), valid)
-        total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
-        return total, metrics | policy_metrics(policy, entropy, log_prob - rollout.log_prob, valid)
+        policy_loss = losses.policy_gradient_loss(log_prob, advantages, valid)
+        critic_loss = losses.value_loss(values, targets, valid)
+        entropy = losses.weighted_mean(policy.entropy(key), valid)
+        total, metrics = losses.total_loss(policy_loss, critic_loss, entropy, coef)
+        return total, metrics | losses.policy_metrics(policy, entropy, log_prob - rollout.log_prob, valid)

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from lehr import networks
 from lehr.algorithms.settings import Settings
 from lehr.maths.distributions import Distribution
+from lehr.maths.optimise import Optimiser
 from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
@@ -104,7 +105,10 @@ class Algorithm(ABC):
 
 @dataclass(frozen=True)
 class ActorCriticAlgorithm(Algorithm):
-    """The parent of those with an actor-critic network: it says how they are built and how they act."""
+    """The parent of those with an actor-critic network: how they are built, how they begin and how they act.
+
+    The `Config` of a child is at least `OnPolicySettings`, which names an optimiser, or it writes `init` itself.
+    """
 
     config: Any
     network: networks.ActorCriticNetwork
@@ -116,6 +120,15 @@ class ActorCriticAlgorithm(Algorithm):
         """The actor-critic network for these spaces, with its first parameters."""
         network, params = networks.actor_critic(spaces.observation, spaces.action, network_config, key)
         return cls(config, network), params
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser that the settings name, without a learning rate."""
+        return Optimiser(self.config.optimiser)
+
+    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
+        """A learner with these parameters, and the first state of the optimiser."""
+        return Learner(params, self.optimiser.init(params))
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
         """The network's."""

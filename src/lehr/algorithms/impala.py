@@ -12,35 +12,21 @@ from typing import ClassVar
 
 import jax
 
+from lehr.algorithms import a2c
 from lehr.algorithms.base import ActorCriticAlgorithm
-from lehr.algorithms.settings import ActorCriticSettings, LagSettings
-from lehr.config import Coef, Plugin
+from lehr.algorithms.settings import LagSettings
+from lehr.config import Coef
+from lehr.maths import losses
 from lehr.maths.advantages import vtrace_of
-from lehr.maths.losses import (
-    policy_gradient_loss,
-    policy_metrics,
-    ratio_metrics,
-    rollout_metrics,
-    standardise,
-    total_loss,
-    validity,
-    value_loss,
-    weighted_mean,
-)
-from lehr.maths.optimise import Optimiser
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
 @dataclass(frozen=True)
-class Config(ActorCriticSettings, LagSettings):
-    """IMPALA's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+class Config(a2c.Config, LagSettings):
+    """IMPALA's settings: A2C's, and those of a policy that lags behind."""
 
-    num_envs: int = 16
     horizon: int = 16
-    optimiser: Plugin = "rmsprop"
-    standardise_advantages: bool = False
-    learning_rate: Coef = "4e-3 -> 0"
-    entropy_coef: Coef = "0.01 -> 0"
+    """Steps of each environment in one rollout."""
     gae_lambda: Coef = 1.0
     """Factor on V-trace's ratio in the trace."""
 
@@ -50,15 +36,6 @@ class Algorithm(ActorCriticAlgorithm):
     """One gradient step on each rollout, corrected by V-trace."""
 
     Config: ClassVar[type] = Config
-
-    @property
-    def optimiser(self) -> Optimiser:
-        """The optimiser, without a learning rate."""
-        return Optimiser(self.config.optimiser)
-
-    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters."""
-        return Learner(params, self.optimiser.init(params))
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """One update: one gradient step on the whole rollout."""
@@ -70,19 +47,19 @@ class Algorithm(ActorCriticAlgorithm):
 
     def loss(self, params: PyTree, rollout: Rollout, coef: Metrics, key: Key) -> tuple[jax.Array, Metrics]:
         """The loss of a rollout, with metrics; what V-trace gives is data."""
-        valid = validity(rollout)
+        valid = losses.validity(rollout)
         # --- policy and value now, and against the policy that acted
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_prob = policy.log_prob(rollout.action)
         log_ratio = jax.lax.stop_gradient(log_prob - rollout.log_prob)
         targets, advantages = vtrace_of(rollout, jax.lax.stop_gradient(values), log_ratio, coef)
-        weighed = standardise(advantages, valid) if self.config.standardise_advantages else advantages
+        weighed = losses.standardise(advantages, valid) if self.config.standardise_advantages else advantages
         # --- the three losses
-        policy_loss = policy_gradient_loss(log_prob, weighed, valid)
-        critic_loss = value_loss(values, targets, valid)
-        entropy = weighted_mean(policy.entropy(key), valid)
-        total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
+        policy_loss = losses.policy_gradient_loss(log_prob, weighed, valid)
+        critic_loss = losses.value_loss(values, targets, valid)
+        entropy = losses.weighted_mean(policy.entropy(key), valid)
+        total, metrics = losses.total_loss(policy_loss, critic_loss, entropy, coef)
         # --- what to watch
-        metrics |= policy_metrics(policy, entropy, log_ratio, valid)
-        metrics |= ratio_metrics(log_ratio, coef["rho_clip"], valid)
-        return total, metrics | rollout_metrics(rollout, advantages, targets)
+        metrics |= losses.policy_metrics(policy, entropy, log_ratio, valid)
+        metrics |= losses.ratio_metrics(log_ratio, coef["rho_clip"], valid)
+        return total, metrics | losses.rollout_metrics(rollout, advantages, targets)

@@ -23,7 +23,6 @@ from lehr.maths import minibatches
 from lehr.maths.advantages import advantages_of
 from lehr.maths.distributions import Distribution
 from lehr.maths.losses import value_loss, weighted_mean
-from lehr.maths.optimise import Optimiser
 from lehr.networks import ActorCriticNetwork
 from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
@@ -108,11 +107,6 @@ class Algorithm(ActorCriticAlgorithm):
     """PPO's updates, and every so often an auxiliary phase on the rollouts since the last one."""
 
     Config: ClassVar[type] = Config
-
-    @property
-    def optimiser(self) -> Optimiser:
-        """The optimiser of the auxiliary phases, without a learning rate."""
-        return Optimiser(self.config.optimiser)
 
     @property
     def policy_phase(self) -> ppo.Algorithm:

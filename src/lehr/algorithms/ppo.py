@@ -36,7 +36,6 @@ from lehr.maths.losses import (
 )
 from lehr.maths.metrics import MetricRow
 from lehr.maths.minibatches import Minibatch, MinibatchSource, priorities
-from lehr.maths.optimise import Optimiser
 from lehr.schedules.coefficient import Coefficient
 from lehr.types import NOTHING, Key, Learner, Metrics, PyTree, Rollout
 
@@ -168,15 +167,6 @@ class Algorithm(ActorCriticAlgorithm):
                 f"burn_in is {self.config.burn_in}, but the network has no memory to refresh; set burn_in to 0, or "
                 "torso to lstm, gru or mingru."
             )
-
-    @property
-    def optimiser(self) -> Optimiser:
-        """The optimiser, without a learning rate."""
-        return Optimiser(self.config.optimiser)
-
-    def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters."""
-        return Learner(params, self.optimiser.init(params))
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """One update: advantages, then minibatches, loss and gradient step, `epochs · minibatches` times."""

@@ -30,7 +30,6 @@ from lehr.maths.losses import (
     value_loss,
     weighted_mean,
 )
-from lehr.maths.optimise import Optimiser
 from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
@@ -96,11 +95,6 @@ class Algorithm(ActorCriticAlgorithm):
     """A natural gradient step of the policy, then a fit of the values."""
 
     Config: ClassVar[type] = Config
-
-    @property
-    def optimiser(self) -> Optimiser:
-        """The optimiser of the values, without a learning rate."""
-        return Optimiser(self.config.optimiser)
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """A learner with these parameters. Its optimiser knows those of the critic alone, so no other can change."""
