@@ -247,14 +247,13 @@ def test_a_run_directory_holds_everything_about_the_run(watched):
         "config.yaml",
         "curve.png",
         "metrics.jsonl",
-        "policy",
         "status.json",
         "tensorboard",
         "versions.json",
     }
     assert status_of(run)["status"] == "finished"
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
-    learned, _, _ = checkpoint.newest(run / "policy", watched.result.policy.learned)
+    learned = lehr.load(run).policy.learned
     jax.tree.map(np.testing.assert_array_equal, learned, watched.result.policy.learned)
 
 
@@ -347,8 +346,7 @@ def test_a_progress_function_that_returns_true_stops_the_run(answer, train):
     assert (status["status"], status["reason"]) == ("stopped", "progress_fn returned True")
     assert 0 < result.state.updates < 40
     assert len(rows_of(result.run_dir)) == result.state.updates
-    learned, _, _ = checkpoint.newest(result.run_dir / "policy", result.policy.learned)
-    jax.tree.map(np.testing.assert_array_equal, learned.params, result.params)
+    jax.tree.map(np.testing.assert_array_equal, lehr.load(result.run_dir).params, result.params)
 
 
 def test_other_answers_of_a_progress_function_do_not_stop_the_run(train):

@@ -49,7 +49,6 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.curve = path / "curve.png"
-        self.policy = path / "policy"
         self._lock: TextIO | None = None
 
     @classmethod

@@ -113,8 +113,6 @@ class Loop:
                 if self.done < self.plan.updates:
                     self._run_chunks()
                     self.save()
-                    learned = self.plan.policy(self.state).learned
-                    checkpoint.save(self.directory.policy, learned, self.done, {}, keep=1)
             if self.failure is not None:
                 raise self.failure
             with self._files():
