@@ -45,9 +45,9 @@ def test_a_new_run_has_its_versions_and_its_status(tmp_path):
     assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
     assert versions["devices"] == [device.device_kind for device in jax.devices()]
     assert {"lehr", "jaxlib", "numpy", "platform", "backend"} <= set(versions)
-    assert {
-        path.name for path in (run.config, run.metrics, run.checkpoints, run.tensorboard, run.curve, run.policy)
-    } == {*("config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", "curve.png")}
+    assert {path.name for path in (run.config, run.metrics, run.checkpoints, run.tensorboard, run.curve)} == {
+        *("config.yaml", "metrics.jsonl", "checkpoints", "tensorboard", "curve.png")
+    }
 
 
 def test_no_file_names_a_place_of_this_machine(tmp_path):
