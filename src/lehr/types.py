@@ -39,7 +39,7 @@ class Rollout(NamedTuple):
     obs: PyTree
     """Leaves `[T, N, ...]`: the observation that was acted on, normalised if the run normalises."""
     action: PyTree
-    """Leaves `[T, N, ...]`: as sampled, before any clipping to the action space."""
+    """Leaves `[T, N, ...]`: as sampled, before any squashing or clipping to the action space."""
     log_prob: jax.Array
     """float32 `[T, N]`: of the action under the policy that acted."""
     reward: jax.Array

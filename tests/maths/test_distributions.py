@@ -139,12 +139,17 @@ def squashed(mean=(0.4, -0.3), log_std=(-0.5, 0.2), batch=()):
     return TanhNormal(*(jnp.broadcast_to(jnp.array(x), shape) for x in (mean, log_std)), **BOX)
 
 
+def before_squashing(action, low, high):
+    """The `u` whose squashed action this is, found in float64."""
+    return jnp.float32(np.arctanh(2 * (np.asarray(action, np.float64) - low) / (np.asarray(high) - low) - 1))
+
+
 @pytest.mark.parametrize("log_std", [-1.0, 0.5])
 def test_tanh_normal_density_integrates_to_one(log_std):
     policy = TanhNormal(jnp.full((20_000, 1), 0.7), jnp.full((20_000, 1), log_std), (-2.0,), (3.0,))
     grid = np.linspace(-2, 3, 20_001)
     centres = (grid[1:] + grid[:-1]) / 2
-    density = np.exp(policy.log_prob(jnp.float32(centres)[:, None]))
+    density = np.exp(policy.log_prob(before_squashing(centres[:, None], -2.0, 3.0)))
     assert abs(density.sum() * (grid[1] - grid[0]) - 1) < 1e-3
 
 
@@ -155,28 +160,34 @@ def test_tanh_normal_log_prob_matches_the_change_of_variables_in_float64():
     action = low + (high - low) * (y + 1) / 2
     normal = scipy.stats.norm(np.asarray(policy.mean), np.exp(np.asarray(policy.log_std)))
     expected = (normal.logpdf(np.arctanh(y)) - np.log((high - low) / 2 * (1 - y**2))).sum(-1)
-    np.testing.assert_allclose(squashed(batch=(3,)).log_prob(jnp.float32(action)), expected, rtol=1e-3)
+    u = before_squashing(action, low, high)
+    np.testing.assert_allclose(squashed(batch=(3,)).log_prob(u), expected, rtol=1e-4)
+    np.testing.assert_allclose(squashed(batch=(3,)).environment_action(u), action, rtol=1e-5, atol=1e-6)
 
 
-def test_tanh_normal_is_finite_at_the_bounds_and_for_far_means():
+def test_tanh_normal_is_finite_for_far_means_and_stays_in_the_box():
     for mean in (0.0, 30.0, -1e4):
         policy = squashed(mean=(mean, mean))
 
         def at(mean, action, log_std=policy.log_std):
             return TanhNormal(mean, log_std, **BOX).log_prob(action)
 
-        for action in (BOX["low"], BOX["high"], policy.sample(jax.random.key(0))):
-            log_prob, gradient = jax.value_and_grad(at)(policy.mean, jnp.array(action))
-            assert np.isfinite(log_prob)
-            assert np.isfinite(gradient).all()
-        sample = policy.sample(jax.random.key(1))
-        assert ((sample >= jnp.array(BOX["low"])) & (sample <= jnp.array(BOX["high"]))).all()
+        sample = policy.sample(jax.random.key(0))
+        log_prob, gradient = jax.value_and_grad(at)(policy.mean, sample)
+        assert np.isfinite(log_prob)
+        assert np.isfinite(gradient).all()
+        action = policy.environment_action(sample)
+        assert ((action >= jnp.array(BOX["low"])) & (action <= jnp.array(BOX["high"]))).all()
 
 
-def test_tanh_normal_finds_the_log_prob_of_a_stored_action_again_exactly():
-    policy = squashed(mean=(6.0, -4.0), log_std=(1.0, 1.0), batch=(1000,))
-    action, log_prob = policy.sample_and_log_prob(jax.random.key(0))
-    np.testing.assert_array_equal(policy.log_prob(action), log_prob)
+@pytest.mark.parametrize("mean", [0.0, 7.0, 9.0, 12.0, -12.0])
+def test_tanh_normal_has_the_true_gradient_where_actions_are_rounded_to_the_bounds(mean):
+    """d log p / d mean = (u − mean) / σ² everywhere, also where float32 has one squashed action for many `u`."""
+    policy = TanhNormal(jnp.full((1000, 1), mean), jnp.full((1000, 1), -0.5), (-1.0,), (1.0,))
+    u, log_prob = policy.sample_and_log_prob(jax.random.key(0))
+    np.testing.assert_array_equal(policy.log_prob(u), log_prob)
+    gradient = jax.grad(lambda mean: TanhNormal(mean, policy.log_std, (-1.0,), (1.0,)).log_prob(u).sum())(policy.mean)
+    np.testing.assert_allclose(gradient, (u - mean) / np.exp(-1.0), rtol=1e-4, atol=1e-4)
 
 
 def test_tanh_normal_entropy_is_estimated_without_bias():
@@ -217,7 +228,8 @@ def test_tanh_normal_kl_equals_the_integral_over_actions():
     p, q = (TanhNormal(jnp.array([m]), jnp.array([s]), (-2.0,), (3.0,)) for m, s in ((0.3, -0.6), (-0.2, -0.3)))
     grid = np.linspace(-2, 3, 20_001)
     centres = jnp.float32((grid[1:] + grid[:-1]) / 2)[:, None]
-    log_p, log_q = (np.asarray(jax.vmap(policy.log_prob)(centres), np.float64) for policy in (p, q))
+    u = before_squashing(centres, -2.0, 3.0)
+    log_p, log_q = (np.asarray(jax.vmap(policy.log_prob)(u), np.float64) for policy in (p, q))
     integral = (np.exp(log_p) * (log_p - log_q)).sum() * (grid[1] - grid[0])
     np.testing.assert_allclose(p.kl(q), integral, rtol=2e-3)
 

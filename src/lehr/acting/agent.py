@@ -31,7 +31,7 @@ class Acted(NamedTuple):
     obs: PyTree
     """As the agent saw it, after normalisation."""
     action: PyTree
-    """As the agent chose it, before clipping to the action space."""
+    """As the agent chose it, before squashing or clipping to the action space."""
     kept: dict[str, Any]
     """What else the agent stores: `log_prob`, `value`, and so on."""
 
@@ -50,7 +50,8 @@ def act(
     """Return the next carry, the environment's actions, and what the rollout stores; arguments as in `Agent.act`."""
     seen = observed(statistics, obs)
     carry, action, kept = agent.act(params, carry, seen, reset, key, greedy)
-    return carry, clip_to(action_space, action), Acted(seen, action, kept)
+    rest = {name: value for name, value in kept.items() if name != "action"}
+    return carry, clip_to(action_space, action), Acted(seen, kept.get("action", action), rest)
 
 
 def observed(statistics: Any, obs: PyTree) -> PyTree:

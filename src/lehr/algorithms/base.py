@@ -79,8 +79,9 @@ class Algorithm(ABC):
             greedy: whether to take the best actions instead: `False` in a rollout, else a traced bool.
 
         Returns:
-            The next carry, the actions as learning wants to see them again, and by name what else the rollout keeps of
-            the step: `log_prob` `[N]`; `value` `[N]` where that depends on the carry; anything else goes to `extras`.
+            The next carry, the actions for the environment, which are clipped to its space, and by name what the
+            rollout keeps of the step: `action`, as learning wants to see it again, where that is not the environment's;
+            `log_prob` `[N]`; `value` `[N]` where that depends on the carry; anything else goes to `extras`.
         """
 
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
@@ -145,10 +146,10 @@ class ActorCriticAlgorithm(Algorithm):
         else:
             carry, policy = self.network.act(params, carry, obs, reset)
         if greedy is False:
-            action, kept["log_prob"] = policy.sample_and_log_prob(key)
+            kept["action"], kept["log_prob"] = policy.sample_and_log_prob(key)
         else:
-            action = jax.tree.map(partial(jnp.where, greedy), policy.mode(), policy.sample(key))
-        return carry, action, kept
+            kept["action"] = jax.tree.map(partial(jnp.where, greedy), policy.mode(), policy.sample(key))
+        return carry, policy.environment_action(kept["action"]), kept
 
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
         """The critic's."""

@@ -7,6 +7,7 @@ All of them share one interface, batched over the leading axes `...` of their pa
 - `has_exact_entropy`: if true, `entropy` is a closed form and ignores its arguments; if false, it is an unbiased
   estimate that needs a key;
 - `mode()`: the deterministic action;
+- `environment_action(action)`: the action as the environment takes it; only `TanhNormal` changes it;
 - `std()`: `[..., A]` for continuous actions, `None` for discrete ones.
 """
 
@@ -77,6 +78,10 @@ class Categorical:
         """The most probable category."""
         return jnp.argmax(self.logits, -1).astype(jnp.int32)
 
+    def environment_action(self, action: jax.Array) -> jax.Array:
+        """Return the action unchanged."""
+        return action
+
     def std(self) -> None:
         """Categories have no standard deviation."""
         return None
@@ -132,6 +137,10 @@ class MultiCategorical:
         """The most probable category of every component."""
         return self.components().mode()
 
+    def environment_action(self, action: jax.Array) -> jax.Array:
+        """Return the action unchanged."""
+        return action
+
     def std(self) -> None:
         """Categories have no standard deviation."""
         return None
@@ -180,6 +189,10 @@ class Normal:
         """The mean."""
         return self.mean
 
+    def environment_action(self, action: jax.Array) -> jax.Array:
+        """Return the action unchanged."""
+        return action
+
     def std(self) -> jax.Array:
         """`σ`, `[..., A]`."""
         return jnp.exp(self.log_std)
@@ -191,11 +204,14 @@ class TanhNormal:
     """A `Normal` squashed to a box: `a = low + (high − low) (tanh u + 1)/2` with `u ~ N(μ, σ²)`, `[..., A]`.
 
     Its density is that of `u` divided by the slope of the squashing, `log p(a) = log N(u) − Σ_i log da_i/du_i`; its
-    entropy has no closed form. `low` and `high` are static, one number per component. An action is float32 `[..., A]`.
+    entropy has no closed form. `low` and `high` are static, one number per component.
+
+    An action is `u`, float32 `[..., A]`, and `environment_action` squashes it. In float32 many `u` share one `a` near
+    the bounds: recovered from `a`, they would be wrong there, and the gradient of their probability with them.
 
     >>> policy = TanhNormal(jnp.zeros(1), jnp.zeros(1), low=(-2.0,), high=(4.0,))
-    >>> policy.mode().tolist()
-    [1.0]
+    >>> policy.mode().tolist(), policy.environment_action(policy.mode()).tolist()
+    ([0.0], [1.0])
     """
 
     mean: jax.Array
@@ -211,23 +227,22 @@ class TanhNormal:
         return Normal(self.mean, self.log_std)
 
     def sample(self, key: Key) -> jax.Array:
-        """Squash a sample of `u`: differentiable in the mean and σ."""
-        return self._squash(self.normal.sample(key))
+        """Sample `u`: differentiable in the mean and σ."""
+        return self.normal.sample(key)
 
     def sample_and_log_prob(self, key: Key) -> tuple[jax.Array, jax.Array]:
-        """Sample actions and return their log densities, exactly as `log_prob` computes them from the actions."""
-        action = self.sample(key)
-        return action, self.log_prob(action)
+        """Sample `u` and return the log densities of the squashed actions."""
+        u = self.sample(key)
+        return u, self.log_prob(u)
 
     def log_prob(self, action: jax.Array) -> jax.Array:
-        """`log N(u) − Σ_i log da_i/du_i` at `u = artanh y`, where `y` is the action rescaled to (−1, 1).
+        """`log N(u) − Σ_i log da_i/du_i`: the log density of the squashed action, from `u`."""
+        return self.normal.log_prob(action) - self._log_slope(action)
 
-        At the bounds `u` would be infinite, so `y` is clipped one float32 epsilon before them.
-        """
+    def environment_action(self, action: jax.Array) -> jax.Array:
+        """Squash `u` to the box; clipped, since rounding could exceed a bound."""
         low, high = self._bounds()
-        limit = 1 - float(jnp.finfo(jnp.float32).eps)
-        u = jnp.arctanh(jnp.clip(2 * (action - low) / (high - low) - 1, -limit, limit))
-        return self.normal.log_prob(u) - self._log_slope(u)
+        return jnp.clip(low + (high - low) * (0.5 * jnp.tanh(action) + 0.5), low, high)
 
     def entropy(self, key: Key | None = None, samples: int = 1) -> jax.Array:
         """Estimate `H = −E[log p(a)] = H(u) + E[Σ_i log da_i/du_i]`.
@@ -246,8 +261,8 @@ class TanhNormal:
         return self.normal.kl(other.normal)
 
     def mode(self) -> jax.Array:
-        """The squashed mean, which is the median of every component."""
-        return self._squash(self.mean)
+        """The mean of `u`, which squashed is the median of every component."""
+        return self.mean
 
     def std(self) -> jax.Array:
         """`σ` of the normal before squashing, `[..., A]`."""
@@ -257,11 +272,6 @@ class TanhNormal:
         """Return low and high, `[..., A]`."""
         low, high = jnp.array(self.low, self.mean.dtype), jnp.array(self.high, self.mean.dtype)
         return jnp.broadcast_to(low, self.mean.shape), jnp.broadcast_to(high, self.mean.shape)
-
-    def _squash(self, u: jax.Array) -> jax.Array:
-        """Map `u` to an action; clipped, since rounding could exceed a bound."""
-        low, high = self._bounds()
-        return jnp.clip(low + (high - low) * (0.5 * jnp.tanh(u) + 0.5), low, high)
 
     def _log_slope(self, u: jax.Array) -> jax.Array:
         """`Σ_i log da_i/du_i = Σ_i log((high − low)/2) + log(1 − tanh² u)`.
