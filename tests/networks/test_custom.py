@@ -176,7 +176,7 @@ def test_an_activation_may_be_named_as_a_torso_is():
     own, same = make(hidden_sizes=(8,), activation=jax.nn.relu)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, params, same))
     assert named == own
-    with pytest.raises(InputError, match="activation is 'math:pi', which is 3.14.*; name a function of an array"):
+    with pytest.raises(InputError, match=r"activation is 'math:pi', which is 3.14.*; name a function of an array"):
         make(hidden_sizes=(8,), activation="math:pi")
 
 
