@@ -1,0 +1,303 @@
+"""`check_algorithm`: Lehr's own algorithms pass, and each promise that is broken is named."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import jax.numpy as jnp
+import pytest
+
+from lehr import algorithms
+from lehr.algorithms import a2c
+from lehr.config import Coef
+from lehr.errors import InputError
+from lehr.schedules import Coefficient
+from lehr.testing import check_algorithm
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ppg": {
+        "policy_updates": 2,
+        "auxiliary_epochs": 2,
+        "auxiliary_minibatches": 2,
+        "auxiliary_learning_rate": "0.005 -> 0",
+        "normalise_rewards": False,
+    },
+}
+"""With an auxiliary phase within the updates of the check."""
+
+BACKTRACKING = {"trpo": {"target_kl": 0.95}}
+"""So large a step that TRPO's line search has to shrink it."""
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [name if name in ("a2c", "ppo") else pytest.param(name, marks=pytest.mark.slow) for name in algorithms.names()],
+)
+def test_lehrs_own_algorithms_pass(algorithm):
+    settings = SETTINGS.get(algorithm, {})
+    assert check_algorithm(algorithm, **settings, **BACKTRACKING.get(algorithm, {})) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", algorithms.names())
+def test_lehrs_own_algorithms_learn(algorithm):
+    assert (
+        check_algorithm(algorithm, learns=True, **SETTINGS.get(algorithm, {}), **BACKTRACKING.get(algorithm, {})) == []
+    )
+
+
+# Settings --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Unhashable(a2c.Config):
+    options: dict[str, Any] = field(default_factory=dict)
+    """More."""
+
+
+@dataclass(frozen=True)
+class Unexplained(a2c.Config):
+    second_coef: Coef = 0.1
+
+
+@dataclass(frozen=True)
+class OutOfRange(a2c.Config):
+    share: Annotated[Coef, Coefficient(maximum=1.0)] = 2.0
+    """A share."""
+
+
+@dataclass(frozen=True)
+class Correcting(a2c.Config):
+    share: Annotated[Coef, Coefficient(maximum=1.0)] = 0.5
+    """A share."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "share", 0.5)
+
+
+@dataclass(frozen=True)
+class Unreadable(a2c.Config):
+    when: complex = 1j
+    """A time."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    num_envs: int = 8
+    """Environments."""
+
+
+def with_config(cls):
+    """A2C with other settings."""
+
+    @dataclass(frozen=True)
+    class Changed(a2c.Algorithm):
+        Config: ClassVar[type] = cls
+
+    return Changed
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (Unhashable, "Changed.Config is not hashable (unhashable type: 'dict'), so jit cannot take it"),
+        (Unexplained, "The setting second_coef has no docstring: write one under it in Changed.Config"),
+        (OutOfRange, "The default of share is refused: share is '2', which reaches 2; it must stay in [0, 1]"),
+        (Correcting, "share = -1 is accepted, but its range is [0, 1]: do not change coefficients in the config."),
+        (Unreadable, "Unreadable.when is annotated with <class 'complex'>; a config holds Coef, Plugin, bool"),
+        (Alone, "Changed.Config must be a dataclass(frozen=True) that inherits from lehr.algorithms.settings.Settings"),
+    ],
+)
+def test_mistakes_in_the_settings_are_named(cls, sentence):
+    problems = check_algorithm(with_config(cls))
+    assert problems[0].startswith(sentence)
+    assert len(problems) == (2 if cls is Correcting else 1)
+
+
+def test_what_is_no_algorithm_is_a_problem_and_a_wrong_setting_an_error():
+    (problem,) = check_algorithm(int)
+    assert "is no algorithm; give a class that inherits from lehr.algorithms.base.Algorithm" in problem
+    with pytest.raises(InputError, match="There is no setting 'entrpy_coef'; did you mean 'entropy_coef'"):
+        check_algorithm("a2c", entrpy_coef=0.1)
+
+
+# Learning --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forgetful(a2c.Algorithm):
+    """No total loss."""
+
+    def learn(self, learner, rollout, coef, key):
+        learner, metrics = super().learn(learner, rollout, coef, key)
+        del metrics["loss/total"]
+        return learner, metrics
+
+
+@dataclass(frozen=True)
+class Numbering(a2c.Algorithm):
+    """Metrics with other names at each update."""
+
+    calls: ClassVar[list[int]] = []
+
+    def learn(self, learner, rollout, coef, key):
+        learner, metrics = super().learn(learner, rollout, coef, key)
+        self.calls.append(0)
+        return learner, {**metrics, f"loss/number_{len(self.calls)}": metrics["loss/total"]}
+
+
+@dataclass(frozen=True)
+class Vector(a2c.Algorithm):
+    """A metric that is no number."""
+
+    def learn(self, learner, rollout, coef, key):
+        learner, metrics = super().learn(learner, rollout, coef, key)
+        return learner, {**metrics, "policy/rewards": rollout.reward[0]}
+
+
+@dataclass(frozen=True)
+class Growing(a2c.Algorithm):
+    """A learner that changes its shape."""
+
+    def learn(self, learner, rollout, coef, key):
+        learner, metrics = super().learn(learner, rollout, coef, key)
+        return learner._replace(auxiliary={"rewards": rollout.reward}), metrics
+
+
+@dataclass(frozen=True)
+class Broken(a2c.Algorithm):
+    """What raises."""
+
+    def learn(self, learner, rollout, coef, key):
+        raise RuntimeError("no idea\nwhat to do")
+
+
+@dataclass(frozen=True, eq=False)
+class Unequal(a2c.Algorithm):
+    """Two of them with the same settings differ."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True)
+class Refusing(a2c.Algorithm):
+    """No actions at all."""
+
+    @classmethod
+    def build(cls, spaces, config, network_config, key):
+        raise InputError(f"Actions are in {spaces.action}, which are none of ours.")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
+        (Forgetful, "With discrete actions, learn gives the metrics advantage/mean, "),
+        (Numbering, "With discrete actions, the metrics of one update differ from those of another (loss/number_1, "),
+        (Vector, "With discrete actions, the metric policy/rewards is float32[8], but must be one number"),
+        (Growing, "With discrete actions, the learner.auxiliary['rewards'] is absent in init and float32[8, 8] after"),
+        (Broken, "With discrete actions, learn raised RuntimeError: no idea"),
+        (Unequal, "With discrete actions, building it raised TypeError: two algorithms with the same settings differ"),
+        (Refusing, "It takes no kind of actions: Actions are in Discrete(n=2), which are none of ours."),
+    ],
+)
+def test_mistakes_that_tracing_shows_are_named(algorithm, sentence):
+    (problem,) = check_algorithm(algorithm)
+    assert problem.startswith(sentence)
+
+
+@dataclass(frozen=True)
+class Counting(a2c.Algorithm):
+    """Python state that changes with every trace."""
+
+    calls: ClassVar[list[int]] = []
+
+    def learn(self, learner, rollout, coef, key):
+        self.calls.append(0)
+        return super().learn(learner, rollout._replace(reward=rollout.reward * len(self.calls)), coef, key)
+
+
+def test_state_that_is_hidden_in_python_is_named():
+    (problem,) = check_algorithm(Counting)
+    assert problem.startswith("Tracing an update twice gave different results for the same state: keep everything")
+
+
+@dataclass(frozen=True)
+class WeakAlgorithm(a2c.Algorithm):
+    """A learner whose number is a Python number at first, and an array later."""
+
+    def init(self, key, params, example):
+        return super().init(key, params, example)._replace(auxiliary=0.0)
+
+    def learn(self, learner, rollout, coef, key):
+        after, metrics = super().learn(learner._replace(auxiliary=()), rollout, coef, key)
+        return after._replace(auxiliary=learner.auxiliary + metrics["loss/total"]), metrics
+
+
+def test_a_second_trace_is_named():
+    (problem,) = check_algorithm(WeakAlgorithm)
+    assert problem.startswith("The program was traced more than once in a run: return the learner with the dtypes")
+
+
+@dataclass(frozen=True)
+class Idle(a2c.Config):
+    idle_coef: Annotated[Coef, Coefficient(("lazy_coef",))] = 0.3
+    """Nobody looks at it."""
+
+
+@dataclass(frozen=True)
+class Careless(a2c.Algorithm):
+    """Ignores a coefficient, and hides NaNs; and it takes no boxes, which is its right."""
+
+    Config: ClassVar[type] = Idle
+
+    @classmethod
+    def build(cls, spaces, config, network_config, key):
+        if spaces.action.shape == (1,):
+            raise InputError("Boxes are too hard.")
+        return super().build(spaces, config, network_config, key)
+
+    def learn(self, learner, rollout, coef, key):
+        return super().learn(learner, rollout._replace(reward=jnp.nan_to_num(rollout.reward)), coef, key)
+
+
+def test_a_coefficient_that_is_ignored_and_a_nan_that_is_hidden_are_named():
+    ignored, hidden = check_algorithm(Careless)
+    assert ignored.startswith(
+        "The coefficient idle_coef changes nothing that is learned: use coef['idle_coef'] in learn"
+    )
+    assert hidden.startswith("An update on a NaN reward was applied: let the NaN reach loss/total")
+
+
+@dataclass(frozen=True)
+class Replaying(a2c.Algorithm):
+    """Keeps the rewards of all time, and learns from their mean: a NaN stays."""
+
+    def init(self, key, params, example):
+        return super().init(key, params, example)._replace(memory=jnp.float32(0))
+
+    def learn(self, learner, rollout, coef, key):
+        seen = learner.memory + jnp.sum(rollout.reward)
+        rollout = rollout._replace(reward=rollout.reward - 1e-3 * seen)
+        after, metrics = super().learn(learner._replace(memory=()), rollout, coef, key)
+        return after._replace(memory=seen), metrics
+
+
+@pytest.mark.slow
+def test_a_nan_that_is_remembered_is_named():
+    (problem,) = check_algorithm(Replaying)
+    assert problem.startswith("After a NaN reward, later updates were not finite either: data in the learner's memory")
+
+
+@dataclass(frozen=True)
+class Contrary(a2c.Algorithm):
+    """Learns what not to do."""
+
+    def learn(self, learner, rollout, coef, key):
+        return super().learn(learner, rollout._replace(reward=-rollout.reward), coef, key)
+
+
+@pytest.mark.slow
+def test_what_does_not_learn_is_named():
+    assert check_algorithm(Contrary) == []
+    (problem,) = check_algorithm(Contrary, learns=True)
+    assert problem.startswith("On a task of one step its return is -")
