@@ -311,14 +311,14 @@ def test_a_restored_algorithm_goes_on_where_its_schedules_were(way, watch, tmp_p
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "schedules was given no coefficient; name at least one, entropy_coeff='0.01 -> 0'."),
+        ({}, "schedules was given no coefficient; give at least one, for example entropy_coeff='0.01 -> 0'."),
         ({"entropy_coefff": 0.1}, "schedules knows no coefficient 'entropy_coefff'; did you mean 'entropy_coeff'?"),
         ({"vf_clip_para": 1.0}, "schedules knows no coefficient 'vf_clip_para'; did you mean 'vf_clip_param'?"),
         ({"damping": 1.0}, "schedules knows no coefficient 'damping'; known: learning_rate, lr"),
-        ({"clip_range_vf": 0.2}, "RLlib has no clip_range_vf, which keeps a value near that of the rollout"),
+        ({"clip_range_vf": 0.2}, "RLlib has no clip_range_vf, which keeps a value close to the rollout's"),
         ({"lr": 0.1, "learning_rate": 0.2}, "lr is given twice, as lr and learning_rate; remove one."),
         ({"lr": "0.1 ->"}, "expected a value after '->', but the schedule ends here"),
-        ({"lr": "adaptive_kl(3e-4)"}, "lr is 'adaptive_kl(value=0.0003)', which reacts to what is measured"),
+        ({"lr": "adaptive_kl(3e-4)"}, "lr is 'adaptive_kl(value=0.0003)', which adapts to a metric"),
         ({"lr": "1e-3 -> 0"}, "lr is '0.001 -> 0', which cannot be checked without the budget; give total_timesteps"),
         ({"lr": lambda step: 0.1}, "which cannot be checked without the budget; give total_timesteps"),
         ({"kl_coeff": 0.1, "target_kl": 0.1}, "kl_coeff and kl_target are both scheduled"),
@@ -395,7 +395,7 @@ def test_two_schedules_of_one_coefficient_are_refused():
 
 
 def test_the_class_itself_has_no_schedules():
-    with pytest.raises(lehr.InputError, match=r"use what schedules\(lr='3e-4 -> 0'\) returns"):
+    with pytest.raises(lehr.InputError, match=r"use the class that schedules\(lr='3e-4 -> 0'\) returns"):
         build(config_of(Scheduling))
 
 

@@ -316,12 +316,15 @@ def test_a_file_of_the_model_holds_nothing_of_lehrs(tmp_path):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "no coefficient"),
+        ({}, "ScheduleCallback was given no coefficient; give at least one, for example ent_coef='0.01 -> 0'."),
         ({"ent_coeff": 0.1, "end_coef": 0.1}, "knows no coefficient 'ent_coeff'; did you mean 'ent_coef'"),
         ({"rho_clip": 1.0}, "knows no coefficient 'rho_clip'"),
         ({"ent_coef": 0.1, "entropy_coef": 0.2}, "ent_coef is given twice, as ent_coef and entropy_coef"),
         ({"ent_coef": "0.1 ->"}, "expected a value after '->', but the schedule ends here"),
-        ({"learning_rate": "adaptive_kl(3e-4)"}, "learning_rate is 'adaptive_kl(value=0.0003)', which reacts"),
+        (
+            {"learning_rate": "adaptive_kl(3e-4)"},
+            "learning_rate is 'adaptive_kl(value=0.0003)', which adapts to a metric",
+        ),
         ({"ent_coef": 0.1, "total_timesteps": "1M"}, "total_timesteps is '1M'; it must be a number of env steps"),
         (
             {"ent_coef": 0.1, "total_timesteps": 0},
@@ -340,7 +343,9 @@ def test_a_schedule_of_theirs_belongs_to_the_model():
     schedule_class = getattr(theirs("stable_baselines3.common.utils"), "LinearSchedule", None)
     if schedule_class is None:
         pytest.skip("this version has functions only")
-    with pytest.raises(lehr.InputError, match="a function of the training that is left"):
+    with pytest.raises(
+        lehr.InputError, match="a function of the remaining progress, but a function given here is called"
+    ):
         ScheduleCallback(learning_rate=schedule_class(1e-3, 0.0, 1.0))
 
 
@@ -348,7 +353,9 @@ def test_a_function_of_theirs_belongs_to_the_model():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = theirs("stable_baselines3.common.utils").get_linear_fn(1e-3, 0.0, 1.0)
-    with pytest.raises(lehr.InputError, match="a function of the training that is left"):
+    with pytest.raises(
+        lehr.InputError, match="a function of the remaining progress, but a function given here is called"
+    ):
         ScheduleCallback(learning_rate=made)
 
 
@@ -364,12 +371,12 @@ def test_a_function_of_theirs_belongs_to_the_model():
         (
             "PPO",
             {"clip_coef": lambda left: 0.1 + 0.2 * left},
-            "reaches 25.7: here a function is one of env steps, not of",
+            "reaches 25.7: a function given here is called with env steps, not with",
         ),
         (
             "A2C",
             {"lr": lambda left: 0.03 * left},
-            "reaches 3.84: here a function is one of env steps, not of the training",
+            "reaches 3.84: a function given here is called with env steps, not with the remaining progress",
         ),
     ],
 )
@@ -383,20 +390,22 @@ def test_a_mistake_is_found_before_training(kind, given, sentence):
 
 def test_algorithms_without_rollouts_are_refused():
     model = sb3.DQN("MlpPolicy", environment(), buffer_size=100, device="cpu")
-    with pytest.raises(lehr.InputError, match="given to DQN, which is not one of the on-policy algorithms"):
+    with pytest.raises(lehr.InputError, match="given to DQN, which is not an on-policy algorithm"):
         model.learn(10, callback=ScheduleCallback(gamma=0.9))
 
 
 def test_nested_it_says_where_it_belongs_and_there_it_works():
     callback = ScheduleCallback(ent_coef=ENTROPY)
-    with pytest.raises(lehr.InputError, match="stands inside EveryNTimesteps"):
+    with pytest.raises(lehr.InputError, match="ScheduleCallback is inside EveryNTimesteps"):
         learn(model_of(), callbacks.EveryNTimesteps(10, callback))
     on_best = callbacks.EvalCallback(environment(), callback, eval_freq=STEPS, n_eval_episodes=1, verbose=0, warn=False)
-    with pytest.raises(lehr.InputError, match="stands inside EvalCallback"):
+    with pytest.raises(lehr.InputError, match="ScheduleCallback is inside EvalCallback"):
         learn(model_of(), on_best)
     model = model_of()
     learn(model, callback)
     assert model.rows.column("schedule/ent_coef") == by_hand(ENTROPY)
     on_best.best_mean_reward = -np.inf
-    with pytest.raises(lehr.InputError, match="stands inside EvalCallback"):  # also after a training of its own
+    with pytest.raises(
+        lehr.InputError, match="ScheduleCallback is inside EvalCallback"
+    ):  # also after a training of its own
         learn(model_of(), on_best)

@@ -1,1 +1,1 @@
-"""Lehr for code that people already have: schedules in the training loops of other libraries."""
+"""Lehr's schedules in other libraries: Brax, RLlib and Stable-Baselines3."""

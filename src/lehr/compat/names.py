@@ -1,4 +1,4 @@
-"""Coefficients by the names of another library: what every adapter of schedules reads first."""
+"""Coefficients under the names of another library, for the adapters that set its coefficients by schedules."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -9,24 +9,25 @@ from lehr.errors import InputError, closest
 from lehr.schedules import Coefficient, Controller, schedule
 
 
-def collect(
+def named_coefficients(
     given: Mapping[str, Any], theirs: Mapping[str, str], own: Iterable[Coefficient] = (), *, speaker: str, example: str
 ) -> dict[str, tuple[Coefficient, Any]]:
-    """What is given, by the library's names: each with its coefficient, which is called as the user called it.
+    """What the user gave, by the library's names: the coefficient, called as the user called it, and its spec.
 
     Args:
-        given: what the user gave, by any name.
-        theirs: the library's names for Lehr's coefficients.
-        own: coefficients that the library alone has; where a name of theirs is also one of Lehr's, theirs counts.
-        speaker: who says what is wrong.
-        example: a name of theirs, for whoever gave nothing.
+        given: what the user gave, under any known name.
+        theirs: the library's names, by Lehr's names.
+        own: coefficients that only the library has; their names take precedence over Lehr's.
+        speaker: the function or class that error messages name.
+        example: one of the library's names, for the error message if nothing was given.
 
-    >>> found = collect({"lr": 0.1}, {"learning_rate": "step_size"}, speaker="train", example="step_size")
+    >>> theirs = {"learning_rate": "step_size"}
+    >>> found = named_coefficients({"lr": 0.1}, theirs, speaker="train", example="step_size")
     >>> found["step_size"][0].name, found["step_size"][1]
     ('lr', 0.1)
     """
     if not given:
-        raise InputError(f"{speaker} was given no coefficient; name at least one, {example}='0.01 -> 0'.")
+        raise InputError(f"{speaker} was given no coefficient; give at least one, for example {example}='0.01 -> 0'.")
     alone = {entry.name: entry for entry in own}
     aliases = [known for name in theirs for known in (name, *coefficients()[name].aliases)]
     found: dict[str, tuple[Coefficient, Any]] = {}
@@ -41,16 +42,16 @@ def collect(
     return found
 
 
-def clocked(name: str, spec: Any, place: str) -> Any:
-    """The schedule of a spec, if it follows the clock alone; `place` is what would have to hold a controller's state.
+def clock_schedule(name: str, spec: Any, saved_in: str) -> Any:
+    """The schedule of a spec, which must not be a controller: `saved_in`, the library's file, cannot hold its state.
 
-    >>> str(clocked("lr", "3e-4 -> 0", "a file"))
+    >>> str(clock_schedule("lr", "3e-4 -> 0", "a file"))
     '0.0003 -> 0'
     """
     made = schedule(spec)
     if isinstance(made, Controller):
         raise InputError(
-            f"{name} is '{made}', which reacts to what is measured and has a state that {place} has no place for; give "
-            "a schedule, '3e-4 -> 0' for example."
+            f"{name} is '{made}', which adapts to a metric and has a state that {saved_in} cannot hold; give a "
+            "schedule, '3e-4 -> 0' for example."
         )
     return made

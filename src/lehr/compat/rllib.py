@@ -1,19 +1,19 @@
-"""Schedules for RLlib's PPO, on its new API stack: a callback that sets coefficients before every rollout.
+"""Schedules for RLlib's PPO on its new API stack: a callback that sets coefficients before every rollout.
 
     config = PPOConfig().environment("CartPole-v1").callbacks(
         schedules(total_timesteps=400_000, entropy_coeff="0.01 -> 0.001 cosine", lr="3e-4 -> 0")
     )
 
-How RLlib reads a coefficient decides how it is set. Most are read from the learners' config at every update. The
-learning rate and the entropy coefficient are in objects that the learners ask, where constant ones take their place;
-the weight of the divergence is a variable; the discount and lambda are in the piece that computes the advantages.
+A coefficient is set where RLlib reads it. Most are read from the learners' config at every update. The learning rate
+and the entropy coefficient come from scheduler objects, which are replaced by constant ones. The weight of the KL
+divergence is a variable, and the discount and lambda are attributes of the connector that computes advantages.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from lehr.algorithms.vocabulary import coefficient
-from lehr.compat.names import clocked, collect
+from lehr.compat.names import clock_schedule, named_coefficients
 from lehr.errors import InputError
 from lehr.plugins import require
 from lehr.schedules import Coefficient, FunctionSchedule
@@ -27,7 +27,7 @@ try:
     _connectors = require("ray.rllib.connectors.learner", "rllib", "schedules")
     _scheduler = require("ray.rllib.utils.schedules.scheduler", "rllib", "schedules")
 except InputError as error:
-    _missing = error  # said when schedules are made: this file itself can be imported without the package
+    _missing = error  # raised by `schedules`, so that this module can be imported without the package
 
 NAMES: Mapping[str, str] = {
     "learning_rate": "lr",
@@ -40,41 +40,41 @@ NAMES: Mapping[str, str] = {
     "target_kl": "kl_target",
     "kl_coef": "kl_coeff",
 }
-"""Lehr's names, and RLlib's."""
+"""RLlib's names, by Lehr's names."""
 VALUE_CLIP = Coefficient(
-    name="vf_clip_param", description="largest squared error of a value in the loss", open_minimum=True
+    name="vf_clip_param", description="maximum squared error of a value in the loss", open_minimum=True
 )
-"""RLlib's alone: it caps the error of a value, where others keep a value near that of the rollout."""
+"""Only RLlib has it: it caps the error of a value, where other libraries keep a value close to the rollout's."""
 _UNUSED_WITHOUT = {"use_kl_loss": ("kl_coeff", "kl_target"), "use_critic": ("vf_loss_coeff", "vf_clip_param")}
 _STEPS = ("env_runners", "num_env_steps_sampled_lifetime")
 
 
 class Scheduling(_Base):
-    """Sets coefficients of PPO by schedules; `schedules` makes the class of it that an `AlgorithmConfig` takes.
+    """Sets PPO's coefficients by schedules; `schedules` makes the subclass that an `AlgorithmConfig` takes.
 
-    The clock is Lehr's: env steps sampled before this update's rollout, in a restored algorithm too. A rollout and the
-    gradient steps on it share one value, and the first update has the start value. What is applied is in the results,
-    under `schedule`, by RLlib's names.
+    The clock is the env steps sampled before the update's rollout, also in a restored algorithm. A rollout and the
+    gradient steps on it share one value, and the first update uses the start value. The applied values are in the
+    results under `schedule`, with RLlib's names.
     """
 
     schedules: Mapping[str, Any] = {}
-    """The schedules by RLlib's names, bound to the budget."""
+    """Schedules bound to the budget, by RLlib's names."""
 
     def __init__(self) -> None:
         super().__init__()
         if not self.schedules:
-            raise InputError("Scheduling has no schedules; use what schedules(lr='3e-4 -> 0') returns.")
+            raise InputError("Scheduling has no schedules; use the class that schedules(lr='3e-4 -> 0') returns.")
         self.values: dict[str, float] = {}
-        """The values applied now, by RLlib's names."""
+        """The current values, by RLlib's names."""
 
     def on_algorithm_init(self, *, algorithm: Any, **_: Any) -> None:
-        """Check that the algorithm would use all of the coefficients, then set them before each of its rollouts."""
+        """Check that the algorithm uses all of the coefficients, and set them before each of its rollouts."""
         _check_algorithm(algorithm, self)
-        self._apply(algorithm)  # for what only the learners know
+        self._apply(algorithm)  # some mistakes are only found in the learners
         train = algorithm.training_step
 
-        # RLlib has no callback here: none runs between `from_checkpoint`, which restores the count of steps last, and
-        # the next update, nor between the updates of one iteration.
+        # RLlib has no callback at this point: none runs between `from_checkpoint`, which restores the step count last,
+        # and the next update, or between the updates of one iteration.
         def scheduled() -> Any:
             self._apply(algorithm)
             for name, value in self.values.items():
@@ -94,32 +94,32 @@ class Scheduling(_Base):
 
 
 def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> type[Scheduling]:
-    """Make the class of callbacks that sets these coefficients, for `AlgorithmConfig.callbacks`, alone or in a list.
+    """Make a callback class that sets these coefficients, for `AlgorithmConfig.callbacks`, alone or in a list.
 
     Args:
-        total_timesteps: the env steps of the whole training, which shares of a schedule refer to.
-        coefficients: by RLlib's name or any of Lehr's, whatever `lehr.schedule` takes: a number, a text, a mapping, a
-            list of `[step, value]` pairs, a `Schedule`, a function of env steps.
+        total_timesteps: the env steps of the whole training, which percentages in a schedule refer to.
+        coefficients: under RLlib's name or any of Lehr's, anything that `lehr.schedule` takes: a number, a text, a
+            mapping, a list of `[step, value]` pairs, a `Schedule`, a function of env steps.
     """
     if _missing is not None:
         raise _missing
     for name in coefficients:
         if name in ("value_clip_range", *coefficient("value_clip_range").aliases):
             raise InputError(
-                f"RLlib has no {name}, which keeps a value near that of the rollout; its {VALUE_CLIP.name} is the "
-                "largest squared error of a value, so give that if you mean it."
+                f"RLlib has no {name}, which keeps a value close to the rollout's; its {VALUE_CLIP.name} is the "
+                "maximum squared error of a value; give that if you mean it."
             )
-    given = collect(coefficients, NAMES, [VALUE_CLIP], speaker="schedules", example="entropy_coeff")
+    given = named_coefficients(coefficients, NAMES, [VALUE_CLIP], speaker="schedules", example="entropy_coeff")
     if "kl_coeff" in given and "kl_target" in given:
         raise InputError(
-            "kl_coeff and kl_target are both scheduled, but RLlib adapts kl_coeff to kl_target, so that one of them "
-            "would be without effect; remove one."
+            "kl_coeff and kl_target are both scheduled, but RLlib adapts kl_coeff to kl_target, so one of them would "
+            "have no effect; remove one."
         )
     total = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
     bound = {name: _bound(entry, spec, total) for name, (entry, spec) in given.items()}
 
     class Scheduled(Scheduling):
-        """Sets the coefficients that it was made for."""
+        """Sets the coefficients given to `schedules`."""
 
         schedules = bound
 
@@ -127,8 +127,8 @@ def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> t
 
 
 def _bound(entry: Coefficient, spec: Any, total: float | None) -> Any:
-    """The schedule of a spec in steps, within its range."""
-    made = clocked(entry.name, spec, "a checkpoint of RLlib's")
+    """The schedule of a spec, bound to the budget and checked against its range."""
+    made = clock_schedule(entry.name, spec, "a checkpoint of RLlib")
     if total is not None:
         made = made.bind(total)
     elif not made.is_bound or isinstance(made, FunctionSchedule):
@@ -141,7 +141,7 @@ def _bound(entry: Coefficient, spec: Any, total: float | None) -> Any:
 
 
 def _check_algorithm(algorithm: Any, callback: Scheduling) -> None:
-    """Raise if the algorithm would not use one of the coefficients, or if something else sets it."""
+    """Raise if the algorithm does not use one of the coefficients, or if something else sets it."""
     config, kind = algorithm.config, type(algorithm).__name__
     if not isinstance(algorithm, _ppo.PPO):
         raise InputError(
@@ -162,12 +162,12 @@ def _check_algorithm(algorithm: Any, callback: Scheduling) -> None:
 
 
 def _claimed(algorithm: Any) -> set[str]:
-    """What is scheduled in an algorithm so far, by all callbacks of this kind."""
+    """The coefficients that all `Scheduling` callbacks of an algorithm have claimed so far."""
     return vars(algorithm).setdefault("_scheduled_coefficients", set())
 
 
 def _other(algorithm: Any, name: str) -> str | None:
-    """What else sets a coefficient."""
+    """What else sets this coefficient, if anything."""
     config = algorithm.config
     if isinstance(getattr(config, name), list | tuple):
         return f"the config's own schedule {getattr(config, name)}"
@@ -180,10 +180,10 @@ def _other(algorithm: Any, name: str) -> str | None:
 
 
 def _set(learner: Any, values: Mapping[str, float]) -> str | None:
-    """Put values where a learner reads them. What makes that impossible is returned: it may be on another machine."""
+    """Put values where a learner reads them. A mistake is returned as a text: the learner may be on another machine."""
     modules = list(learner.module.keys())
     for config in (learner.config, *(learner.config.get_config_for_module(module) for module in modules)):
-        vars(config).update(values)  # whether it is frozen or not
+        vars(config).update(values)  # also if the config is frozen
     if "lr" in values:
         for name, optimizer in learner._named_optimizers.items():
             if optimizer not in learner._optimizer_lr_schedules:
@@ -207,5 +207,5 @@ def _set(learner: Any, values: Mapping[str, float]) -> str | None:
 
 
 def _constant(learner: Any, value: float) -> Any:
-    """RLlib's object for a value that stays."""
+    """RLlib's scheduler of a constant value."""
     return _scheduler.Scheduler(value, framework=learner.framework, device=learner.device)

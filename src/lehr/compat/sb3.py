@@ -3,16 +3,15 @@
     model = PPO("MlpPolicy", "CartPole-v1")
     model.learn(100_000, callback=ScheduleCallback(ent_coef="0.01 -> 0.001 cosine", learning_rate="3e-4 -> 0"))
 
-How SB3 reads a coefficient decides how it is set. Most are plain attributes of the model. The discount and lambda are
-in its rollout buffer too, the discount in `VecNormalize`. The learning rate and the clip ranges are functions of the
-training that is left, which `train()` calls: there, SB3's own constant function takes their place, so a saved model
-needs nothing of Lehr's to load.
+A coefficient is set where SB3 reads it. Most are plain attributes of the model. The discount and lambda are also in its
+rollout buffer, and the discount in `VecNormalize`. The learning rate and the clip ranges are functions of the remaining
+progress, called by `train()`: they are replaced by SB3's own constant function, so a saved model loads without Lehr.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from lehr.compat.names import clocked, collect
+from lehr.compat.names import clock_schedule, named_coefficients
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.schedules import FunctionSchedule
@@ -25,7 +24,7 @@ try:
     _on_policy = require("stable_baselines3.common.on_policy_algorithm", "sb3", "ScheduleCallback")
     _Base = require("stable_baselines3.common.callbacks", "sb3", "ScheduleCallback").BaseCallback
 except InputError as error:
-    _missing = error  # said when a callback is made: this file itself can be imported without the package
+    _missing = error  # raised by ScheduleCallback, so that this module can be imported without the package
 
 ATTRIBUTES: Mapping[str, str] = {
     "learning_rate": "learning_rate",
@@ -40,50 +39,50 @@ ATTRIBUTES: Mapping[str, str] = {
     "damping": "cg_damping",
     "line_search_shrink": "line_search_shrinking_factor",
 }
-"""Lehr's names, and SB3's."""
+"""SB3's names, by Lehr's names."""
 _FUNCTIONS = ("clip_range", "clip_range_vf")
 _SMALL = ("learning_rate", "clip_range")
-"""What SB3 takes functions for and is never meant to be above 1."""
+"""Coefficients that SB3 takes functions for, and that are never above 1 on purpose."""
 _IN_THE_BUFFER = ("gamma", "gae_lambda")
 _UNUSED_BY = {"TRPO": ("ent_coef", "vf_coef", "max_grad_norm")}
-"""What an algorithm has from its parent class and never reads."""
+"""Attributes that an algorithm inherits but never reads."""
 
 
 class ScheduleCallback(_Base):
-    """Set coefficients of an on-policy algorithm by schedules: PPO, A2C, TRPO, RecurrentPPO, MaskablePPO.
+    """Set the coefficients of an on-policy algorithm by schedules: PPO, A2C, TRPO, RecurrentPPO, MaskablePPO.
 
-    The clock is Lehr's: env steps collected before this update's rollout. A rollout and the gradient steps on it share
-    one value, and the first update has the start value. What is applied is logged as `schedule/NAME`, with SB3's name.
-    At the end the model keeps the values of the last update.
+    The clock is the env steps collected before the update's rollout. A rollout and the gradient steps on it share one
+    value, and the first update uses the start value. The applied values are logged as `schedule/NAME`, with SB3's
+    names. After training, the model keeps the values of the last update.
 
     Args:
-        total_timesteps: the budget that shares of a schedule refer to; by default, that of `learn`. With
-            `reset_num_timesteps=False` SB3 makes that the steps so far plus the new ones.
-        verbose: SB3's level of messages.
-        coefficients: by SB3's name or any of Lehr's, whatever `lehr.schedule` takes: a number, a text, a mapping, a
-            list of `[step, value]` pairs, a `Schedule`, a function of env steps.
+        total_timesteps: the budget that percentages in a schedule refer to; by default, that of `learn`, which is the
+            steps so far plus the new ones with `reset_num_timesteps=False`.
+        verbose: SB3's verbosity.
+        coefficients: under SB3's name or any of Lehr's, anything that `lehr.schedule` takes: a number, a text, a
+            mapping, a list of `[step, value]` pairs, a `Schedule`, a function of env steps.
     """
 
     def __init__(self, *, total_timesteps: float | None = None, verbose: int = 0, **coefficients: Any) -> None:
         if _missing is not None:
             raise _missing
         super().__init__(verbose)
-        given = collect(coefficients, ATTRIBUTES, speaker="ScheduleCallback", example="ent_coef")
+        given = named_coefficients(coefficients, ATTRIBUTES, speaker="ScheduleCallback", example="ent_coef")
         self.total_timesteps = None if total_timesteps is None else check_total(total_timesteps, "total_timesteps")
-        self._given = {attribute: (entry, _clocked(entry.name, spec)) for attribute, (entry, spec) in given.items()}
+        self._given = {attribute: (entry, _schedule(entry.name, spec)) for attribute, (entry, spec) in given.items()}
         self.schedules: dict[str, Any] = {}
-        """The schedules by SB3's names, bound to the budget; filled when training starts."""
+        """Schedules bound to the budget, by SB3's names; set when training starts."""
         self.values: dict[str, float] = {}
-        """The values applied now, by SB3's names."""
+        """The current values, by SB3's names."""
         self._normaliser: Any = None
         self._is_training = False
 
     def _on_training_start(self) -> None:
-        # Once put into another callback it keeps its parent, which runs it only if both are in the same training.
+        # A callback keeps its parent after the training in which it was nested; it is nested now if both are training.
         if self.parent is not None and self.parent.locals is self.locals:
-            raise _unheard(self.parent)
+            raise _nested(self.parent)
         _check_model(self.model, list(self._given))
-        # Where training goes on (reset_num_timesteps=False) SB3 has added the steps so far to it.
+        # With reset_num_timesteps=False, SB3 has added the steps so far to it.
         budget = self.model._total_timesteps if self.total_timesteps is None else self.total_timesteps
         bound = {attribute: made.bind(budget) for attribute, (_, made) in self._given.items()}
         for attribute, (entry, _) in self._given.items():
@@ -106,52 +105,52 @@ class ScheduleCallback(_Base):
         self._is_training = False
 
     def _on_step(self) -> bool:
-        if not self._is_training:  # nobody has told it that one has begun
-            raise _unheard(self.parent)
+        if not self._is_training:  # _on_training_start was never called
+            raise _nested(self.parent)
         return True
 
     def _on_rollout_end(self) -> None:
-        # Now, so that the values stand in the row of their rollout: an evaluation amid it writes a row of its own.
+        # Logged here, so that the values are in the row of their rollout: an evaluation during it writes its own row.
         for attribute, value in self.values.items():
             self.logger.record(f"schedule/{attribute}", value)
 
 
-def _clocked(name: str, spec: Any) -> Any:
-    """The schedule of a spec, if it follows the clock alone."""
+def _schedule(name: str, spec: Any) -> Any:
+    """The schedule of a spec, which must be neither one of SB3's own nor a controller."""
     if _utils.__name__ in (type(spec).__module__, getattr(spec, "__module__", None)):
         raise InputError(
-            f"{name} is {spec!r}, a function of the training that is left, but here a function is one of env steps; "
-            "give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
+            f"{name} is {spec!r}, a function of the remaining progress, but a function given here is called with env "
+            "steps; give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
         )
-    return clocked(name, spec, "a file of SB3's")
+    return clock_schedule(name, spec, "a file of SB3")
 
 
 def _check_clock(name: str, bound: Any) -> None:
-    """Raise for a function that is one of the training that is left: called with env steps, it runs away."""
+    """Raise for a function that seems to expect the remaining progress: called with env steps, its value explodes."""
     if not isinstance(bound, FunctionSchedule):
         return
     _, most = bound.bounds()
     if most > 1 >= bound(1):
         raise InputError(
-            f"{name} is '{bound}', which reaches {most:g}: here a function is one of env steps, not of "
-            "the training that is left; give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
+            f"{name} is '{bound}', which reaches {most:g}: a function given here is called with env steps, not with "
+            "the remaining progress; give it to the model itself, or write it as a text, '3e-4 -> 0' for example."
         )
 
 
-def _unheard(parent: Any) -> InputError:
+def _nested(parent: Any) -> InputError:
     return InputError(
-        f"ScheduleCallback stands inside {type(parent).__name__}, which does not tell it when a rollout starts; give "
-        "it to learn, alone or in a list with the others."
+        f"ScheduleCallback is inside {type(parent).__name__}, which does not call it when a rollout starts; give it to "
+        "learn, alone or in a list with the others."
     )
 
 
 def _check_model(model: Any, attributes: list[str]) -> None:
-    """Raise if the model would not use one of the attributes."""
+    """Raise if the model does not use one of the attributes."""
     kind = type(model).__name__
     if not isinstance(model, _on_policy.OnPolicyAlgorithm):
         raise InputError(
-            f"ScheduleCallback was given to {kind}, which is not one of the on-policy algorithms; it sets the "
-            "coefficients of PPO, A2C, TRPO, RecurrentPPO and MaskablePPO."
+            f"ScheduleCallback was given to {kind}, which is not an on-policy algorithm; it sets the coefficients of "
+            "PPO, A2C, TRPO, RecurrentPPO and MaskablePPO."
         )
     unused = {name for base in type(model).__mro__ for name in _UNUSED_BY.get(base.__name__, ())}
     usable = [name for name in ATTRIBUTES.values() if hasattr(model, name) and name not in unused]
@@ -170,6 +169,6 @@ def _apply(model: Any, attribute: str, value: float) -> None:
 
 
 def _constant(value: float) -> Any:
-    """SB3's function that is always this value; it has had two names for it."""
+    """SB3's constant function, whose name depends on the version."""
     make = getattr(_utils, "FloatSchedule", None) or _utils.get_schedule_fn
     return make(value)

@@ -146,7 +146,6 @@ class BraxPPO:
     ) -> tuple[tuple[jax.Array, ...], BraxRollout]:
         """Act for `U · T` steps."""
         policy = self.make_policy(params.as_tuple)
-        keeps_value = self.bootstrap_on_timeout or self.loss.clipping_epsilon_value is not None
 
         def act(kept: tuple[jax.Array, ...], key: Key) -> tuple[tuple[jax.Array, ...], BraxRollout]:
             obs = self.environments.whole(kept).obs
@@ -160,7 +159,7 @@ class BraxPPO:
                 reward=info.pop("reward"),
                 done=info.pop("done"),
                 truncation=info.pop("truncation"),
-                value=extras["value"] if keeps_value else (),
+                value=extras.get("value", ()),
             )
             return kept, BraxRollout(obs, steps, info)
 

@@ -242,11 +242,10 @@ def load_policy(path: Any, network_factory: Callable[..., Any] | None = None, de
             file = Path(folder, "config.json")
             file.write_text(json.dumps(described))
             config = saved.checkpoint.load_config(file)
-        normalize = upstream.running_statistics.normalize if config.normalize_observations else lambda obs, _: obs
         network = (network_factory or upstream.make_ppo_networks)(
             _shapes(described["observation_size"]),
             config.action_size,
-            preprocess_observations_fn=normalize,
+            preprocess_observations_fn=upstream.normalizer(config.normalize_observations),
             **config.network_factory_kwargs,
         )
         params = saved.load(path)

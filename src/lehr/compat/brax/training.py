@@ -191,7 +191,7 @@ def train(
 
 def _network(factory: Callable[..., Any], environments: BatchEnvironments, normalize_observations: bool) -> Any:
     """Brax's `PPONetworks` for these environments."""
-    normalize = upstream.running_statistics.normalize if normalize_observations else lambda obs, _: obs
+    normalize = upstream.normalizer(normalize_observations)
     return factory(environments.obs_shape, environments.action_size, preprocess_observations_fn=normalize)
 
 

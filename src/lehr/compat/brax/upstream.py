@@ -40,6 +40,11 @@ def check() -> None:
         raise missing
 
 
+def normalizer(normalize_observations: bool) -> Any:
+    """Brax's function that networks preprocess observations with."""
+    return running_statistics.normalize if normalize_observations else lambda obs, _: obs
+
+
 def checkpoint() -> ModuleType:
     """Brax's checkpoint module, imported on first use: its dependencies are slow to import."""
     return require("brax.training.agents.ppo.checkpoint", "brax", _WHAT)
