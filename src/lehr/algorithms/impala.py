@@ -1,10 +1,9 @@
-"""IMPALA (Espeholt et al., 2018): those who act are some updates behind who learns, and V-trace makes up for it.
+"""IMPALA (Espeholt et al., 2018): actors lag some updates behind the learner, and V-trace corrects for that.
 
     L = −mean A log π(a|s) + value_coef · ½ mean (V − v)² − entropy_coef · H
 
-with the targets v and the advantages A of `lehr.maths.advantages.vtrace`. On one device the policy that acts is exactly
-`lag` updates behind; with actors of their own, see `lehr.acting.actors`, it is as far behind as they are. See
-docs/impala.md.
+with the targets v and the advantages A of `lehr.maths.advantages.vtrace`. On one device, the acting policy is exactly
+`lag` updates behind; with asynchronous actors (`lehr.acting.actors`), the lag varies. See docs/impala.md.
 """
 
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 @dataclass(frozen=True)
 class Config(ActorCriticSettings, LagSettings):
-    """IMPALA's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+    """Settings of IMPALA. Coefficients accept a number or any schedule; the others are static."""
 
     num_envs: int = 16
     horizon: int = 16
@@ -42,26 +41,26 @@ class Config(ActorCriticSettings, LagSettings):
     learning_rate: Coef = "4e-3 -> 0"
     entropy_coef: Coef = "0.01 -> 0"
     gae_lambda: Coef = 1.0
-    """Factor on V-trace's ratio in the trace."""
+    """Factor on the ratio in V-trace's trace."""
 
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """One gradient step on each rollout, corrected by V-trace."""
+    """IMPALA: one gradient step on each rollout, corrected by V-trace."""
 
     Config: ClassVar[type] = Config
 
     @property
     def optimiser(self) -> Optimiser:
-        """The optimiser, without a learning rate."""
+        """The optimiser, without its learning rate."""
         return Optimiser(self.config.optimiser)
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters."""
+        """Return a learner with these parameters."""
         return Learner(params, self.optimiser.init(params))
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: one gradient step on the whole rollout."""
+        """Make one update: one gradient step on the whole rollout."""
         gradients, metrics = jax.grad(self.loss, has_aux=True)(learner.params, rollout, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
         step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
@@ -69,9 +68,9 @@ class Algorithm(ActorCriticAlgorithm):
         return Learner(step.params, step.state), metrics
 
     def loss(self, params: PyTree, rollout: Rollout, coef: Metrics, key: Key) -> tuple[jax.Array, Metrics]:
-        """The loss of a rollout, with metrics; what V-trace gives is data."""
+        """Return the loss of a rollout, and metrics; V-trace's targets and advantages are constants."""
         valid = validity(rollout)
-        # --- policy and value now, and against the policy that acted
+        # --- current policy and value, and the ratio to the policy that acted
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_prob = policy.log_prob(rollout.action)
         log_ratio = jax.lax.stop_gradient(log_prob - rollout.log_prob)
@@ -82,7 +81,7 @@ class Algorithm(ActorCriticAlgorithm):
         critic_loss = value_loss(values, targets, valid)
         entropy = weighted_mean(policy.entropy(key), valid)
         total, metrics = total_loss(policy_loss, critic_loss, entropy, coef)
-        # --- what to watch
+        # --- metrics
         metrics |= policy_metrics(policy, entropy, log_ratio, valid)
         metrics |= ratio_metrics(log_ratio, coef["rho_clip"], valid)
         return total, metrics | rollout_metrics(rollout, advantages, targets)
