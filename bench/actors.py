@@ -1,10 +1,10 @@
-"""Who acts on the host: the learner itself, or actors beside it; measured in one run, on this machine.
+"""Compare asynchronous actors with a learner that acts itself, in one run.
 
-    python bench/actors.py             without actors, threads, processes and ray
-    python bench/actors.py processes   one of them, beside none
+    python bench/actors.py             none, threads, processes and ray
+    python bench/actors.py processes   one of them, compared to none
 
-IMPALA on gym:CartPole-v1, every setting the same. "Acting" are the seconds that all actors acted, "learning" those that
-the learner did not wait, "wall" those of the run: where it is below the sum of both, they overlapped.
+IMPALA on gym:CartPole-v1, with the same settings. "acting" is the total time that the actors acted, "learning" the time
+that the learner was not waiting, and "wall" the duration of the run: if it is below the sum of both, they overlapped.
 """
 
 import sys
@@ -28,11 +28,11 @@ SETTINGS: dict[str, Any] = {
 
 
 def measure(kind: str) -> tuple[float, str]:
-    """Env steps per second, and a line of the table without the ratio."""
+    """Return env steps per second, and a row of the table without the ratio."""
     with tempfile.TemporaryDirectory() as folder:
         run = lehr.train("impala", "gym:CartPole-v1", actors=kind, run_dir=Path(folder) / "run", **SETTINGS)
         rows = run.metrics
-    # The first updates are left out: what is compiled then is no part of the speed.
+    # Skip the first updates, which include compilation.
     first = len(rows["update"]) // 10
     elapsed = rows["time/elapsed"]
     wall = elapsed[-1] - elapsed[first]
@@ -50,7 +50,7 @@ def measure(kind: str) -> tuple[float, str]:
 if __name__ == "__main__":
     kinds = ["none", *sys.argv[1:]] if sys.argv[1:] else KINDS
     print(
-        "| actors | steps/s | wall | acting | learning | mean lag | beside none |\n|---|---|---|---|---|---|---|",
+        "| actors | steps/s | wall | acting | learning | mean lag | vs. none |\n|---|---|---|---|---|---|---|",
         flush=True,
     )
     bare = None

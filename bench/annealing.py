@@ -1,9 +1,9 @@
-"""Why anneal: a task that wants much exploration first and none in the end, and every constant beside the schedules.
+"""Why anneal: a task that needs exploration early and none late, with schedules and constants side by side.
 
     python bench/annealing.py                     the table
     python bench/annealing.py --plot docs/img/annealing.svg
 
-All runs, each entropy coefficient with every seed, are one population: one compiled program with a schedule per member.
+All runs, every entropy coefficient with every seed, are one population: one compiled program, a schedule per member.
 """
 
 import argparse
@@ -33,7 +33,7 @@ NETWORK = NetworkConfig(hidden_sizes=(32, 32))
 
 
 def train() -> tuple[np.ndarray, int]:
-    """Mean episode returns `[coefficients, seeds, updates]`, and the env steps of one update."""
+    """Return mean episode returns `[coefficients, seeds, updates]`, and the env steps per update."""
     program, first = assemble("ppo", ENV, CONFIG, NETWORK, TOTAL)
     members = [coefficients(replace(CONFIG, entropy_coef=text), TOTAL) for text in CONSTANTS + SCHEDULES]
     stacked = population([{name: one[name] for name in first.coefficients.names} for one in members])
@@ -82,7 +82,7 @@ def draw(returns: np.ndarray, steps: int, path: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plot", metavar="FILE", help="a picture, .png or .svg")
+    parser.add_argument("--plot", metavar="FILE", help="save a plot as .png or .svg")
     arguments = parser.parse_args()
     use_compilation_cache()
     returns, steps = train()

@@ -1,12 +1,12 @@
-"""Brax's own PPO beside the drop-in, in one run: env steps per second, their ratio, and the curves.
+"""Compare Brax's PPO with Lehr's drop-in replacement, in one run: env steps per second, their ratio, and the curves.
 
     python bench/brax_ppo.py              inverted_pendulum on a CPU, five seeds
-    python bench/brax_ppo.py --gpu        ant with the configuration that Brax publishes for it, 50 million steps
+    python bench/brax_ppo.py --gpu        ant with Brax's published configuration, 50 million steps
     python bench/brax_ppo.py --gpu --num-timesteps 20000000
     python bench/brax_ppo.py --gpu --seeds 2 --first-seed 3
 
-Both have the same arguments and the same seeds. Newer versions of JAX lack a function that Brax's training calls; it is
-put back here. The rate is that of training alone, the median over the epochs after the second: by then all is compiled.
+Both get the same arguments and seeds. Newer JAX versions lack a function that Brax calls; this script restores it. The
+rate is that of training only: the median over all epochs after the second, when everything is compiled.
 """
 
 import argparse
@@ -59,7 +59,7 @@ PENDULUM = {
 
 
 def brax_train() -> Callable[..., Any]:
-    """Brax's own, made to work with versions of JAX that it does not know."""
+    """Return Brax's `train`, patched for newer JAX versions."""
     if not hasattr(jax, "device_put_replicated"):
 
         def replicate(tree: Any, devices: Any) -> Any:
@@ -68,7 +68,7 @@ def brax_train() -> Callable[..., Any]:
         vars(jax)["device_put_replicated"] = replicate
     try:
         importlib.import_module("brax.training.agents.ppo.checkpoint")
-    except ImportError:  # for want of a package; no checkpoint is written here
+    except ImportError:  # an optional package is missing; this benchmark writes no checkpoints
         stand_in = types.ModuleType("brax.training.agents.ppo.checkpoint")
         sys.modules[stand_in.__name__] = stand_in
         vars(importlib.import_module("brax.training.agents.ppo"))["checkpoint"] = stand_in
@@ -76,7 +76,7 @@ def brax_train() -> Callable[..., Any]:
 
 
 def measure(train: Callable[..., Any], name: str, backend: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
-    """One training: its rate, its rewards at each evaluation, and how long it took."""
+    """Train once; return the rate, the rewards at each evaluation, and the duration."""
     envs = importlib.import_module("brax.envs")
     rewards, rates = [], []
 
@@ -108,9 +108,9 @@ def compare(name: str, backend: str, options: dict[str, Any], seeds: range) -> N
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="ant, for one large GPU")
-    parser.add_argument("--num-timesteps", type=int, help="another budget")
-    parser.add_argument("--seeds", type=int, help="another number of seeds")
-    parser.add_argument("--first-seed", type=int, default=0, help="where the seeds begin")
+    parser.add_argument("--num-timesteps", type=int, help="budget in env steps")
+    parser.add_argument("--seeds", type=int, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="first seed (default: 0)")
     arguments = parser.parse_args()
     budget = {"num_timesteps": arguments.num_timesteps} if arguments.num_timesteps else {}
     count = arguments.seeds or (1 if arguments.gpu else 5)

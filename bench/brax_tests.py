@@ -1,10 +1,10 @@
-"""Brax's own tests of PPO, as they are in the installed package, with the drop-in in the place of what they test.
+"""Run Brax's PPO tests, as installed, against Lehr's drop-in replacement.
 
-    python bench/brax_tests.py                    all of them, which takes a while
-    python bench/brax_tests.py -k Asymmetric      those whose name holds a word
+    python bench/brax_tests.py                    all tests, which takes a while
+    python bench/brax_tests.py -k Asymmetric      tests whose name contains a word
 
-What follows the command is pytest's. `ppo.train` is `lehr.compat.brax.train`; the quantile Huber loss, the description
-of a network and `load_policy` are Lehr's too. Loading and the files themselves are Brax's in both.
+All arguments are passed to pytest. `ppo.train` is `lehr.compat.brax.train`; the quantile Huber loss, the network
+description and `load_policy` are Lehr's too. Loading and the file format are Brax's in both cases.
 """
 
 import importlib
@@ -18,7 +18,7 @@ PLACE = "brax.training.agents.ppo"
 
 
 class DropIn:
-    """A plugin of pytest's that puts Lehr's functions in the place of Brax's before a test runs."""
+    """A pytest plugin that replaces Brax's functions with Lehr's before each test."""
 
     @pytest.fixture(autouse=True)
     def _in_their_place(self, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -35,7 +35,7 @@ class DropIn:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the tests; pytest's exit code."""
+    """Run the tests and return pytest's exit code."""
     folder = Path(importlib.import_module(PLACE).__path__[0])
     files = [str(folder / f"{name}_test.py") for name in ("train", "losses", "checkpoint")]
     options = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "-c", "/dev/null"]

@@ -1,10 +1,11 @@
-"""PPO on Gymnasium's environments beside Stable-Baselines3's PPO: the same environment, sizes and settings, in one run.
+"""Compare PPO on Gymnasium environments with Stable-Baselines3's: same environment, sizes and settings, in one run.
 
     python bench/host.py                              CartPole-v1
     python bench/host.py --env Pendulum-v1
 
-It needs Stable-Baselines3 (`pip install stable-baselines3`). Both make the same env steps in turns, and the best turn
-of each counts; evaluations, checkpoints and compilation are left out for both. Lehr has all of its metrics on.
+Requires Stable-Baselines3 (`pip install stable-baselines3`). Both make the same number of env steps, in alternating
+turns, and the best turn of each counts; evaluations, checkpoints and compilation are excluded for both. All of Lehr's
+metrics are on.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def baseline(env: str, sizes: dict[str, Any], steps: int) -> float:
-    """Env steps per second of Stable-Baselines3."""
+    """Return the env steps per second of Stable-Baselines3."""
     model = stable_baselines3.PPO(
         "MlpPolicy",
         make_vec_env(env, n_envs=sizes["num_envs"], seed=0),
@@ -49,7 +50,7 @@ def baseline(env: str, sizes: dict[str, Any], steps: int) -> float:
 
 
 def ours(env: str, sizes: dict[str, Any], steps: int, overlap: bool) -> float:
-    """Env steps per second of Lehr, from its own metrics after the first update."""
+    """Return the env steps per second of Lehr, from its metrics after the first update."""
     with tempfile.TemporaryDirectory() as place:
         result = lehr.train(
             "ppo",
@@ -87,9 +88,9 @@ def compare(env: str, title: str, steps: int, turns: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="CartPole-v1", help="its name in Gymnasium (default: CartPole-v1)")
-    parser.add_argument("--steps", type=int, default=20_000, help="env steps of a turn (default: 20000)")
-    parser.add_argument("--turns", type=int, default=3, help="turns of each (default: 3)")
+    parser.add_argument("--env", default="CartPole-v1", help="name of the Gymnasium environment (default: CartPole-v1)")
+    parser.add_argument("--steps", type=int, default=20_000, help="env steps per turn (default: 20000)")
+    parser.add_argument("--turns", type=int, default=3, help="turns for each library (default: 3)")
     arguments = parser.parse_args()
     print(f"stable-baselines3 {stable_baselines3.__version__}, torch {torch.__version__}, {arguments.env}; env steps/s")
     for title in SIZES:

@@ -1,10 +1,10 @@
-"""Brax's physics as it is and written out, in one run: milliseconds of a step of many environments, and their ratio.
+"""Compare Brax's physics, original and written out, in one run: milliseconds per step, and their ratio.
 
     python bench/physics.py                         256 ants on the spring backend
-    python bench/physics.py --num-envs 4096         as many as training on a GPU has
+    python bench/physics.py --num-envs 4096         as many as in training on a GPU
     python bench/physics.py humanoid positional     another environment and backend
 
-Both are compiled, then timed in turn, ten times each; the times are medians.
+Both are compiled, then timed in alternating turns, ten times each; the times are medians.
 """
 
 import argparse
@@ -26,12 +26,12 @@ STEPS = 10
 
 
 def last_observation(step: Any, state: Any, actions: jax.Array) -> Any:
-    """What is seen after all actions."""
+    """Return the observation after all actions."""
     return jax.lax.scan(lambda state, action: (step(state, action), None), state, actions)[0].obs
 
 
 def main(name: str, backend: str, num_envs: int) -> None:
-    """Print a row."""
+    """Measure, and print one row."""
     env = importlib.import_module("brax.envs").get_environment(name, backend=backend)
     state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
     state = jax.tree.map(jnp.asarray, state)

@@ -1,10 +1,10 @@
-"""PPO's throughput beside the bare loop of the same sizes, in one run, and what schedules cost.
+"""Compare PPO's throughput with the bare loop of the same sizes, in one run, and measure what schedules cost.
 
-    python bench/ppo.py              on a CPU
-    python bench/ppo.py --gpu        the sizes for one large GPU
+    python bench/ppo.py              sizes for a CPU
+    python bench/ppo.py --gpu        sizes for one large GPU
 
-Everything is on: metrics, all coefficients scheduled, truncation, episode statistics. The ratio counts: above 1,
-the trainer with its features is faster than the bare loop without them.
+Everything is on: metrics, all coefficients scheduled, truncation, episode statistics. The ratio is what matters: above
+1, the trainer with all its features is faster than the bare loop without them.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CONSTANT = {name: text.split(", ")[-1].split(" ")[0] for name, text in SCHEDULED
 
 
 def lehr_runners(settings: Settings, variants: dict[str, Settings], network: Settings) -> dict[str, Runner]:
-    """For each variant of the coefficients a function that makes so many updates; all share one compiled program."""
+    """Return a function that makes updates for each variant of the coefficients; all share one compiled program."""
     configs = [ppo.Config(**settings, **variant) for variant in variants.values()]
     program, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
     found = [coefficients(config, TOTAL) for config in configs]
@@ -75,7 +75,7 @@ def bare_runner(num_envs: int, horizon: int, minibatches: int, epochs: int) -> R
 def steps_per_second(
     runners: dict[str, Callable[[int], Any]], steps: int, updates: int, turns: int
 ) -> dict[str, float]:
-    """The best of a few turns each, taken one after the other so that noise hits all alike."""
+    """Return the best time of each over a few alternating turns, so that noise affects all of them alike."""
     best = dict.fromkeys(runners, float("inf"))
     for run in runners.values():
         run(updates)
@@ -109,7 +109,7 @@ def puffer(num_envs: int, horizon: int, minibatches: int, updates: int, turns: i
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", action="store_true", help="the sizes for one large GPU")
+    parser.add_argument("--gpu", action="store_true", help="use sizes for one large GPU")
     arguments = parser.parse_args()
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; millions of env steps per second")
     if arguments.gpu:

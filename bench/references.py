@@ -1,11 +1,11 @@
-"""The returns that others publish, with their budget, beside ours.
+"""Compare our returns with published ones, for the same budgets.
 
     python bench/references.py                 all rows
-    python bench/references.py trpo            those of an algorithm
-    python bench/references.py a2c pendulum    those that hold all of some words
+    python bench/references.py trpo            rows of one algorithm
+    python bench/references.py a2c pendulum    rows that contain all of these words
 
-"Meets" means: with the same budget the mean over our seeds is not below theirs minus one of their standard deviations.
-CleanRL's figures are of the policy that trains, so ours are of sampled actions; SB3's are of the most probable ones.
+"Meets" means: with the same budget, the mean over our seeds is not below theirs minus one of their standard deviations.
+CleanRL evaluates the training policy, so we compare with sampled actions; SB3 uses the most likely actions, as we do.
 """
 
 import sys
@@ -20,13 +20,13 @@ import lehr
 
 
 class Row(NamedTuple):
-    """A published figure, and the settings that we meet it with."""
+    """A published figure, and our settings for the same task."""
 
     algorithm: str
     env: str
     total_steps: int
     published: float | None
-    """`None` where there is no figure for this task."""
+    """`None` if there is no published figure for this task."""
     deviation: float
     source: str
     metric: str
@@ -150,12 +150,12 @@ RECURRENT_PENDULUM = {
 
 
 def zoo(algorithm: str, env: str, total_steps: int, published: float, settings: dict[str, Any]) -> Row:
-    """A row of SB3 Zoo: one run, so without a deviation."""
+    """Return a row of SB3 Zoo: one run, so no standard deviation."""
     return Row(algorithm, env, total_steps, published, 0.0, "SB3 Zoo", GREEDY, settings)
 
 
 def unpublished(algorithm: str, env: str, total_steps: int, settings: dict[str, Any]) -> Row:
-    """A row without a published figure: ours stands alone."""
+    """Return a row without a published figure."""
     return Row(algorithm, env, total_steps, None, 0.0, "", GREEDY, settings)
 
 

@@ -1,11 +1,11 @@
-"""Which runs are repeated to the bit on this device: every array of the last checkpoint is compared.
+"""Check which runs repeat bit for bit on this device, by comparing every array of the last checkpoint.
 
-    python bench/repeat.py                      all tasks side by side
+    python bench/repeat.py                      all tasks in parallel
     python bench/repeat.py cartpole ant         some of them
-    python bench/repeat.py --kill               repeated with a kill -9 in between, and resumed
+    python bench/repeat.py --kill               kill the repeated run with kill -9, and resume it
 
-For each task a run is made, and again in other processes: by the same compiled program; by one that is compiled anew,
-from a cache of its own; and twice with XLA's deterministic operations, each compiled anew.
+Each task runs once, and is then repeated in other processes: with the same compiled program; recompiled, with a new
+cache; and twice with XLA's deterministic operations, recompiled each time.
 """
 
 import argparse
@@ -66,22 +66,22 @@ def start(run: Path, order: list[Any], cache: Path, flags: str) -> subprocess.Po
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Those that are whole, the newest last."""
+    """Return the complete checkpoints, latest last."""
     return sorted(path for path in run.glob("checkpoints/*") if path.name.isdigit())
 
 
 def train(run: Path, task: str, cache: Path, flags: str = "", kill: bool = False) -> str:
-    """Sum up every array of the last checkpoint of a run, which may be killed as soon as something has been learned."""
+    """Train and return a digest of the last checkpoint; with `kill`, kill the run early and resume it."""
     process = start(run, list(TASKS[task]), cache, flags)
     if kill:
         while process.poll() is None and not any(int(path.name) for path in checkpoints(run)):
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         if process.wait() != -signal.SIGKILL:
-            raise SystemExit(f"{task} ended before it could be killed.")
+            raise SystemExit(f"{task} finished before it could be killed.")
         process = start(run, [TASKS[task][0], None], cache, flags)
     if process.wait():
-        raise SystemExit(f"{task} ended with {process.returncode}.")
+        raise SystemExit(f"{task} failed with exit code {process.returncode}.")
     return digest(run)
 
 
@@ -94,21 +94,21 @@ def digest(run: Path) -> str:
 
 
 def repeat(task: str, kill: bool) -> None:
-    """Print a row: what was the same as the run before."""
+    """Repeat a task, and print which repetitions give the same bits."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         first = train(root / "first", task, root / "a")
         row = {"task": task, "killed": kill, "same program": train(root / "again", task, root / "a", "", kill) == first}
-        row["compiled anew"] = train(root / "anew", task, root / "b") == first
+        row["recompiled"] = train(root / "anew", task, root / "b") == first
         fixed = train(root / "fixed", task, root / "c", DETERMINISTIC)
-        row["deterministic, anew"] = train(root / "fixed anew", task, root / "d", DETERMINISTIC, kill) == fixed
+        row["recompiled, deterministic"] = train(root / "fixed anew", task, root / "d", DETERMINISTIC, kill) == fixed
     print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", help=f"by default all of {', '.join(TASKS)} that are installed")
-    parser.add_argument("--kill", action="store_true", help="kill what repeats a run, and resume it")
+    parser.add_argument("tasks", nargs="*", help=f"tasks; by default all of {', '.join(TASKS)} that are installed")
+    parser.add_argument("--kill", action="store_true", help="kill the repeated run, and resume it")
     arguments = parser.parse_args()
     if unknown := set(arguments.tasks) - set(TASKS):
         parser.error(f"there is no task {unknown.pop()!r}; known: {', '.join(TASKS)}")

@@ -1,8 +1,8 @@
-"""What one evaluation of a schedule costs outside a compiled program, beside optax, and inside one, beside a constant.
+"""Measure the cost of evaluating a schedule: outside a compiled program against optax, inside one against a constant.
 
     python bench/schedules.py
 
-Both are measured in one run, in turns, and the median of the turns is printed: the ratio is what counts.
+Both are measured in one run, in alternating turns, and the medians are printed; the ratio is what matters.
 """
 
 import statistics
@@ -34,7 +34,7 @@ ROWS: list[tuple[str, str, Callable[[Any], Any]]] = [
 
 
 def microseconds(functions: list[Callable[[], Any]], calls: int, turns: int = 7) -> list[float]:
-    """The median cost of one call of each function, measured in turns so that noise hits all alike."""
+    """Return the median cost of a call of each function, in alternating turns, so that noise affects all alike."""
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:
         jax.block_until_ready(function())
@@ -57,7 +57,7 @@ def outside() -> None:
 
 
 def inside() -> None:
-    """Thirteen coefficients, as PPO has, evaluated 1,000 times inside one program: all scheduled, then all constant."""
+    """Evaluate PPO's thirteen coefficients 1,000 times inside one program: all scheduled, then all constant."""
 
     @jax.jit
     def evaluate(coefficients: Any) -> jax.Array:

@@ -1,8 +1,8 @@
-"""Code from outside of Lehr: packages that are optional, and the user's own, named as `module:Name`.
+"""Code from outside Lehr: optional packages, and the user's own code, named as `module:Name`.
 
 A name that the user types, on the command line or in a call, is imported. A name found in a file, such as the config
-of a run, is imported only if it is part of Lehr or of an installed suite: otherwise whoever wrote the file would decide
-what runs here. See SECURITY.md.
+of a run, is imported only if it is part of Lehr or of an installed suite; otherwise the author of the file could run
+any code here. See SECURITY.md.
 """
 
 import importlib
@@ -22,16 +22,16 @@ _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]
 
 
 def require(package: str, extra: str, what: str = "This environment") -> ModuleType:
-    """Import an optional package, or say how to get it.
+    """Import an optional package, or raise an error that says how to install it.
 
     Args:
-        package: what to import, `brax.envs` for example.
-        extra: the extra of Lehr that installs it.
-        what: what needs it.
+        package: the package to import, `brax.envs` for example.
+        extra: Lehr's extra that installs it.
+        what: what needs it, for the error message.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what others deprecate is not the user's affair
+            warnings.simplefilter("ignore")  # hide the package's deprecation warnings from the user
             return importlib.import_module(package)
     except ImportError as error:
         root = package.partition(".")[0]
@@ -40,8 +40,8 @@ def require(package: str, extra: str, what: str = "This environment") -> ModuleT
                 f"{what} needs the package {root}, which is not installed: pip install 'lehr[{extra}]'."
             ) from None
         raise InputError(
-            f"The package {root} is installed but does not import ({error}): pip install 'lehr[{extra}]' brings "
-            "versions that work together."
+            f"The package {root} is installed but cannot be imported ({error}): pip install 'lehr[{extra}]' installs "
+            "compatible versions."
         ) from error
 
 
@@ -55,7 +55,7 @@ def is_reference(text: Any) -> bool:
 
 
 def import_object(reference: str, what: str) -> Any:
-    """The object that `module:Name` names.
+    """Import the object `module:Name`.
 
     >>> import_object("math:pi", "number")
     3.141592653589793
@@ -78,7 +78,7 @@ def import_object(reference: str, what: str) -> Any:
 
 
 def text_of(thing: Any) -> str:
-    """The text by which a file remembers an object: its name, or `module:Name`, or a description in angle brackets.
+    """Return the text that a file stores for an object: its name, `module:Name`, or a description in angle brackets.
 
     >>> import math
     >>> text_of("adam"), text_of(math.sqrt), text_of(lambda x: x)
@@ -98,7 +98,7 @@ def text_of(thing: Any) -> str:
 
 
 def is_placeholder(text: Any) -> bool:
-    """Whether a text only describes something that no file can hold.
+    """Whether a text is the description of an object that cannot be saved in a file.
 
     >>> is_placeholder("<function cosine>"), is_placeholder("0.1 -> 0")
     (True, False)
@@ -107,12 +107,12 @@ def is_placeholder(text: Any) -> bool:
 
 
 def offered(group: str) -> dict[str, metadata.EntryPoint]:
-    """What installed packages offer under an entry point of Lehr's, by name; nothing is imported yet."""
+    """Return what installed packages register in one of Lehr's entry-point groups, by name, without importing it."""
     return {point.name: point for point in metadata.entry_points(group=group)}
 
 
 def own_code(text: Any) -> str | None:
-    """The module outside of Lehr that a text names, as `module:Name` or as a call of it, `module:Name(...)`.
+    """Return the module outside Lehr that a text names, as `module:Name` or as a call, `module:Name(...)`.
 
     >>> own_code("my_package:Mine"), own_code("my_package:Mine(0.1)"), own_code("0.1 -> 0 over 10%"), own_code("adam")
     ('my_package', 'my_package', None, None)
@@ -128,13 +128,13 @@ def is_lehrs(module: str) -> bool:
 
 
 def origin(module: str) -> str:
-    """The file that importing a module would run, found without running anything."""
+    """Describe the file that importing a module would run, without running anything."""
     root = module.partition(".")[0]
     spec = None
     if root not in sys.builtin_module_names:
         try:
             spec = importlib.util.find_spec(root)
-        except ValueError:  # a module that was made by hand, which runs already
+        except ValueError:  # a module created in memory, already loaded
             return f"the module {root!r}"
         spec = spec or importlib.machinery.PathFinder.find_spec(root, [str(Path.cwd())])
         if spec is None:
@@ -143,15 +143,15 @@ def origin(module: str) -> str:
 
 
 def refuse_untrusted(what: str, name: str, module: str, where: str) -> None:
-    """Raise for a name found in a file that would run somebody's own code.
+    """Raise an error for a name found in a file that would run code from outside Lehr.
 
     Args:
-        what: the setting, `env` for example, which is also the flag that names it.
+        what: the setting, `env` for example, which is also its flag.
         name: its value.
         module: the module that would be imported.
-        where: the file or run that it was found in.
+        where: the file or run that contains it.
     """
     raise InputError(
-        f"{where} says {what}: {shortened(name)}, which would run code from {origin(module)}; if you trust it, give "
+        f"{where} has {what}: {shortened(name)}, which would run code from {origin(module)}; if you trust it, pass "
         f"--trust (trust=True in Python), or name it yourself with --{what} {shortened(name)}."
     )

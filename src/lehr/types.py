@@ -1,6 +1,6 @@
-"""The values that pass between the stages of training, each field with its shape.
+"""The values passed between the stages of training, with the shape of each field.
 
-Axes: `T` steps of a rollout, `N` environments (agents folded in), `A` agents of one environment.
+Axes: `T` steps of a rollout, `N` environments times agents, `A` agents of one environment.
 """
 
 from typing import Any, NamedTuple
@@ -8,97 +8,97 @@ from typing import Any, NamedTuple
 import jax
 
 Key = jax.Array
-"""A typed PRNG key, as `jax.random.key` makes them."""
+"""A typed PRNG key, as returned by `jax.random.key`."""
 
 PyTree = Any
-"""Any nest of tuples, lists, dicts and registered classes whose leaves are arrays."""
+"""Nested tuples, lists, dicts and registered classes whose leaves are arrays."""
 
 
 NOTHING: Any = ()
-"""Stands where a part of a value is left out."""
+"""Placeholder for an omitted part of a value."""
 
 
 class Timestep(NamedTuple):
-    """What one environment answers to one action. With `A > 1` agents each field has a leading axis `A`."""
+    """What an environment returns for an action. With `A > 1` agents, each field has a leading axis `A`."""
 
     obs: PyTree
     """The observation after the action, a pytree in the environment's observation space."""
     reward: jax.Array
     """float32 `[]`."""
     terminated: jax.Array
-    """bool `[]`: the episode ended in a state whose future is worth nothing."""
+    """bool `[]`: the episode ended in a terminal state, whose value is 0."""
     truncated: jax.Array
-    """bool `[]`: the episode was cut, by a time limit for example; its future still has a value."""
+    """bool `[]`: the episode was cut off, by a time limit for example; its last state still has a value."""
     info: dict[str, Any]
-    """More arrays, with the same keys at every step; `{}` when there is nothing to say."""
+    """Additional arrays, with the same keys at every step; may be `{}`."""
 
 
 class Rollout(NamedTuple):
-    """`T` steps of `N` environments, as they were lived through: what learning starts from."""
+    """`T` steps of `N` environments: the data that an update learns from."""
 
     obs: PyTree
-    """Leaves `[T, N, ...]`: the observation that was acted on, normalised if the run normalises."""
+    """Leaves `[T, N, ...]`: the observation that the action is based on, normalised if the run normalises."""
     action: PyTree
-    """Leaves `[T, N, ...]`: as sampled, before any squashing or clipping to the action space."""
+    """Leaves `[T, N, ...]`: the sampled action, before squashing or clipping to the action space."""
     log_prob: jax.Array
-    """float32 `[T, N]`: of the action under the policy that acted."""
+    """float32 `[T, N]`: log-probability of the action under the policy that acted."""
     reward: jax.Array
     """float32 `[T, N]`, scaled if the run scales rewards."""
     value: Any
-    """float32 `[T, N]`: the critic's value of `obs`; `()` where the algorithm does not need values."""
+    """float32 `[T, N]`: the critic's value of `obs`; `()` if the algorithm does not need values."""
     next_value: Any
-    """float32 `[T, N]`: of the observation that really followed; where an episode was truncated that is its final one,
-    and where it terminated no one looks at it. `()` without values."""
+    """float32 `[T, N]`: value of the next observation; after a truncated episode, of its final observation; unused
+    after termination. `()` without values."""
     terminated: jax.Array
-    """bool `[T, N]`: the episode ended with this step, and its future is worth nothing."""
+    """bool `[T, N]`: the episode ended with this step in a terminal state, whose value is 0."""
     done: jax.Array
-    """bool `[T, N]`: it ended with this step, terminated or truncated."""
+    """bool `[T, N]`: the episode ended with this step, terminated or truncated."""
     reset: jax.Array
-    """bool `[T, N]`: `obs` is the first of an episode, so a memory is cleared before it."""
+    """bool `[T, N]`: `obs` is the first of an episode, so the recurrent state is reset before it."""
     valid: Any
-    """bool `[T, N]`: the step was really taken. It was not where an agent is done and waits for the others, or where a
-    host environment used a step for its reset; no loss may count it. `()` where every step is valid."""
+    """bool `[T, N]`: the agent really took this step. False while a done agent waits for the others, or when a host
+    environment uses a step to reset; losses must ignore such steps. `()` if every step is valid."""
     carry: PyTree
-    """Leaves `[N, ...]`: the memory before the first step; a pytree without leaves for a feed-forward network."""
+    """Leaves `[N, ...]`: the recurrent state before the first step; without leaves for a feed-forward network."""
     final_obs: Any = ()
-    """Leaves `[T, N, ...]`: the observation that each step led to, before any reset, normalised if the run normalises;
-    `()` where the algorithm does not need them."""
+    """Leaves `[T, N, ...]`: the observation after each step, before any reset, normalised if the run normalises; `()`
+    if the algorithm does not need it."""
     extras: Any = ()
-    """Whatever else `act` kept of each step, by name, leaves `[T, N, ...]`; `()` where it kept nothing."""
+    """What else `act` stored of each step, by name, leaves `[T, N, ...]`; `()` if nothing."""
 
 
 class Learner(NamedTuple):
-    """What an algorithm learns and remembers."""
+    """The state of an algorithm."""
 
     params: PyTree
-    """What it acts with."""
+    """Parameters of the networks."""
     optimiser: PyTree
-    """What the optimiser of the parameters remembers."""
+    """State of the optimiser of the parameters."""
     auxiliary: PyTree = ()
-    """What else learning changes: a target network, a second optimiser. An update that is not finite is not applied to
-    it, as it is not to the parameters."""
+    """Other learned state: a target network, a second optimiser. Like the parameters, it does not change in a
+    non-finite update."""
     memory: PyTree = ()
-    """Data: kept rollouts, a replay. It may be gigabytes, since nothing looks through it: what a non-finite update
-    wrote into it stays, so a counter of what is valid in it belongs in `auxiliary`."""
+    """Data: stored rollouts, a replay buffer. It may be gigabytes, because it is never checked for non-finite values:
+    what a non-finite update wrote into it stays, so keep a counter of its valid entries in `auxiliary`."""
 
 
 class Actor(NamedTuple):
-    """Where acting stands between two rollouts."""
+    """The state of acting between two rollouts."""
 
     env_state: PyTree
     """Leaves `[E, ...]`, `E` environments."""
     obs: PyTree
-    """Leaves `[N, ...]`: what is acted on next, not normalised."""
+    """Leaves `[N, ...]`: the observation for the next action, not normalised."""
     reset: jax.Array
     """bool `[N]`: `obs` is the first of an episode."""
     carry: PyTree
-    """Leaves `[N, ...]`: the network's memory."""
+    """Leaves `[N, ...]`: the network's recurrent state."""
     episodes: PyTree
     """`lehr.acting.rollout.RunningEpisodes`, `[N]` each."""
 
 
 class TrainState(NamedTuple):
-    """Everything a run remembers: saved and loaded, it goes on as if it had never stopped."""
+    """The full state of a run: saved and loaded, the run continues as if it had never stopped."""
 
     learner: Learner
     actor: Actor
@@ -107,35 +107,35 @@ class TrainState(NamedTuple):
     reward_scaling: PyTree
     """`RewardScaling`, or `()` for a run that does not scale rewards."""
     reward_model: Learner
-    """What the reward model has learned; a `Learner` without leaves where rewards are the environment's."""
+    """State of the reward model; without leaves if rewards are the environment's."""
     coefficients: PyTree
-    """`lehr.schedules.bundle.Coefficients`: the bound coefficients, data like all else here."""
+    """`lehr.schedules.bundle.Coefficients`: the bound coefficients, as data."""
     controllers: dict[str, Any]
-    """The state of each coefficient that reacts to metrics."""
+    """State of each controller, by coefficient."""
     key: Key
-    """The run's seed. Every key is derived from it by purpose and clock; it never changes."""
+    """The run's random seed as a key. Every key is derived from it by purpose and clock; it never changes."""
     updates: jax.Array
-    """uint32 `[]`: updates made so far. The clock is this times the env steps of one update."""
+    """uint32 `[]`: updates so far. The clock is this times the env steps per update."""
     rejected: jax.Array
-    """uint32 `[]`: updates that were not applied because they were not finite."""
+    """uint32 `[]`: non-finite updates so far, which were not applied."""
     pending: PyTree
-    """What was collected while the last update was learned, to be learned from next; `()` where nothing is."""
+    """The rollout collected during the last update, to learn from next; `()` without overlap."""
     behind: PyTree = ()
-    """Leaves `[k, ...]`: the parameters before each of the last k updates, oldest first, where those who act lag behind
-    by k updates; `()` where they act with the newest."""
+    """Leaves `[k, ...]`: the parameters before each of the last k updates, oldest first, if the acting policy is k
+    updates behind; `()` if it is not behind."""
 
     @property
     def saved(self) -> "TrainState":
-        """What a checkpoint of a run holds: the coefficients are in its config, where they can be read and changed."""
+        """The part that a checkpoint stores; coefficients are in the config instead, where they can be changed."""
         return self._replace(coefficients=())
 
     @property
     def acting(self) -> PyTree:
-        """The parameters that the next rollout is made with."""
+        """The parameters that collect the next rollout."""
         if isinstance(self.behind, tuple):
             return self.learner.params
         return jax.tree.map(lambda x: x[0], self.behind)
 
 
 Metrics = dict[str, jax.Array]
-"""Scalars by name, `[]`, or `[U]` for a chunk of `U` updates."""
+"""Scalars `[]` by name, or `[U]` for a chunk of `U` updates."""

@@ -343,7 +343,9 @@ def test_options_run(env, settings, begin, advance):
 def test_mistakes_are_explained():
     with pytest.raises(InputError, match="policy_updates is 0; it must be 1 or more"):
         ppg.Config(policy_updates=0)
-    with pytest.raises(InputError, match="auxiliary_minibatches is 3, but 8 segments cannot be cut"):
+    with pytest.raises(
+        InputError, match="auxiliary_minibatches is 3, but 8 segments cannot be split into 3 equal parts"
+    ):
         learn(algorithm_of(auxiliary_minibatches=3), made_up())
 
 

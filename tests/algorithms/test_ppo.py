@@ -155,7 +155,7 @@ def test_the_gradient_of_a_minibatch_does_not_depend_on_the_parts_it_is_cut_into
 
 
 def test_a_minibatch_that_cannot_be_cut_is_refused():
-    with pytest.raises(InputError, match="A minibatch of 48 cannot be cut into accumulate=5 equal parts"):
+    with pytest.raises(InputError, match="A minibatch of 48 cannot be split into accumulate=5 equal parts"):
         learn(algorithm_of(accumulate=5), made_up())
 
 
@@ -163,7 +163,7 @@ def test_where_steps_are_remembered_segments_stay_whole():
     assert algorithm_of("mlp").config.minibatching == "flat"
     assert algorithm_of("gru").config.minibatching == "segments"
     assert algorithm_of("mlp", advantage="vtrace").config.minibatching == "segments"
-    with pytest.raises(InputError, match="the network has a memory, which needs whole segments"):
+    with pytest.raises(InputError, match="the network is recurrent and needs whole segments"):
         algorithm_of("gru", minibatching="flat")
     with pytest.raises(InputError, match="which needs whole segments"):
         ppo.Config(advantage="vtrace", minibatching="flat")
@@ -244,7 +244,7 @@ def test_priorities_follow_the_advantages(advantage):
 
 def test_minibatches_without_a_segment_are_refused():
     coef = {"priority_exponent": 0.5, "importance_exponent": 0.5}
-    with pytest.raises(InputError, match="9 minibatches of 8 segments would be empty; choose at most 8"):
+    with pytest.raises(InputError, match="8 segments cannot fill 9 minibatches; choose at most 8"):
         learn(algorithm_of(minibatching="prioritised", minibatches=9), made_up(), **coef)
 
 

@@ -220,7 +220,7 @@ def test_at_the_begin_of_an_update_the_policy_of_a_window_is_the_one_that_acted(
         ({"window": 6, "burn_in": 4}, "burn_in is 4, but a window is a whole segment and has no preceding steps"),
         ({"window": 3, "advantage": "vtrace"}, "window is 3, but advantage is 'vtrace', which needs whole segments"),
         ({"window": 3, "minibatching": "flat"}, "window is 3, but minibatching is 'flat', which shuffles single steps"),
-        ({"minibatching": "flat"}, "minibatching is 'flat', but the network has a memory"),
+        ({"minibatching": "flat"}, "minibatching is 'flat', but the network is recurrent"),
     ],
 )
 def test_windows_that_do_not_fit_are_refused(settings, message):
@@ -230,7 +230,7 @@ def test_windows_that_do_not_fit_are_refused(settings, message):
 
 def test_without_a_memory_there_is_nothing_to_burn_in():
     assert algorithm_of("mlp", ppo, window=3).config.minibatching == "segments"
-    with pytest.raises(InputError, match="burn_in is 2, but the network has no memory to refresh"):
+    with pytest.raises(InputError, match="burn_in is 2, but the network is not recurrent"):
         algorithm_of("mlp", ppo, window=3, burn_in=2)
 
 
@@ -259,7 +259,7 @@ def test_the_help_shows_its_defaults(capsys, monkeypatch):
 
 @pytest.mark.parametrize("torso", ["mlp", "auto"])
 def test_without_a_memory_it_is_refused(torso):
-    with pytest.raises(InputError, match="Neither torso nor critic_torso is a memory, which recurrent_ppo needs"):
+    with pytest.raises(InputError, match="Neither torso nor critic_torso is recurrent, but recurrent_ppo needs one"):
         make_plan("recurrent_ppo", {"torso": torso})
 
 

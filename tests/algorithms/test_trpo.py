@@ -268,7 +268,7 @@ def test_values_are_fitted_without_touching_the_policy_and_the_other_way_round(t
 
 def test_actor_and_critic_must_not_share_a_torso():
     network, params = actor_critic(Box(-1, 1, (3,)), Discrete(3), NetworkConfig(shared=True), jax.random.key(0))
-    with pytest.raises(InputError, match="share one torso, but this algorithm changes one without the other; set"):
+    with pytest.raises(InputError, match="shared is True, but this algorithm trains actor and critic separately; set"):
         begun(algorithm_of(network), params)
 
 

@@ -74,7 +74,7 @@ class TestBothNamingStyles:
             entropy({style: 0.05, f"{style}_schedule": "0.03 -> 0.01"}, 0)
         with pytest.raises(
             InputError,
-            match=f"{style} is '1 -> 0', a schedule already; give {style} as a number, or remove {style}_sch",
+            match=f"{style} is already a schedule, '1 -> 0'; give {style} as a number, or remove {style}_sch",
         ):
             entropy({style: "1 -> 0", f"{style}_schedule": "linear"}, 0)
 
@@ -112,10 +112,13 @@ def test_both_styles_at_once_is_an_error():
         ({"ent_coef": 0.1, "ent_coef_warmup_steps": -1}, "The position -1 is below 0"),
         (
             {"ent_coef": "0 -> 1", "ent_coef_warmup_steps": 10},
-            "the schedule '0 -> 1' starts at 0 anyway; remove ent_coef_w",
+            "the schedule '0 -> 1' already starts at 0; remove ent_coef_w",
         ),
         ({"ent_coef": float("nan")}, "ent_coef: The start is nan; it must be a finite number."),
-        ({"ent_coef": "auto(target_entropy=0.5)"}, "which reacts to metrics and not to the step; use its init, value"),
+        (
+            {"ent_coef": "auto(target_entropy=0.5)"},
+            "a controller, which reacts to metrics instead of the step; use its init, value",
+        ),
         ({"ent_coef": 0.1, "ent_coef_schedule": "plateau(0.1)"}, "which has its own start; remove ent_coef."),
         ({"ent_coef": "plateau(0.1)", "ent_coef_warmup_steps": 10}, "reacts to metrics and cannot be warmed up"),
     ],

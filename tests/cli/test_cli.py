@@ -243,7 +243,7 @@ def test_list_suites_names_some_environments_of_those_that_are_installed(capsys)
 
 def test_list_mistakes(capsys):
     assert mistake(capsys, "list", "coeficients") == "There is no list of 'coeficients'; did you mean 'coefficients'?"
-    assert mistake(capsys, "list", "coefficients", "x") == "'x' is one argument too many; see 'lehr list --help'."
+    assert mistake(capsys, "list", "coefficients", "x") == "Unexpected argument 'x'; see 'lehr list --help'."
 
 
 # lehr --------------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_commands_import_nothing_that_a_run_or_a_file_names(stranger, capsys, ch
     change(**changes)
     assert main(COMMANDS[command]) == 2
     said = capsys.readouterr().err
-    assert "if you trust it, give --trust" in said
+    assert "if you trust it, pass --trust" in said
     assert said.count("\n") == 1
     assert not marker.exists()
     assert "evil_task" not in sys.modules
@@ -123,8 +123,8 @@ def test_the_message_says_what_would_run_from_where(stranger):
     with pytest.raises(InputError) as caught:
         lehr.load(run)
     assert str(caught.value) == (
-        f"The run '{run}' says env: evil_task:task, which would run code from '{run.parent.parent / 'evil_task.py'}'; "
-        "if you trust it, give --trust (trust=True in Python), or name it yourself with --env evil_task:task."
+        f"The run '{run}' has env: evil_task:task, which would run code from '{run.parent.parent / 'evil_task.py'}'; "
+        "if you trust it, pass --trust (trust=True in Python), or name it yourself with --env evil_task:task."
     )
 
 

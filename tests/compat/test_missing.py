@@ -17,7 +17,7 @@ def test_stable_baselines3_is_missed_in_one_sentence():
     assert shown.strip().endswith("not installed: pip install 'lehr[sb3]'.")
 
 
-@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "does not import")])
+@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "cannot be imported")])
 def test_rllib_is_missed_in_one_sentence(missing, said):
     if missing != "ray":
         pytest.importorskip("ray")

@@ -42,7 +42,7 @@ class Base:
     """What every algorithm has."""
 
     learning_rate: Annotated[Coef, Coefficient(("lr", "alpha_lr"))] = 2.5e-4
-    """Step size of the optimiser."""
+    """Learning rate of the optimiser."""
     seed: int = 0
     """Where randomness comes from."""
 
@@ -259,7 +259,7 @@ def test_an_unknown_key_names_the_nearest(key, advice):
 
 
 def test_a_setting_of_another_library_that_looks_like_ours_is_told_apart():
-    with pytest.raises(InputError, match="no setting 'vf_clip_param': it is RLlib's largest squared error of a value"):
+    with pytest.raises(InputError, match="no setting 'vf_clip_param': it is RLlib's maximum squared value error"):
         build([ClippedSettings], {"vf_clip_param": 10})
 
 
@@ -396,7 +396,7 @@ def test_three_keys_make_one_schedule(given, kept):
 def test_a_shape_or_a_warmup_starts_from_the_default():
     assert algorithm(clip_coef_warmup_steps=100).clip_range == "0 -> 0.2 over 100, 0.2 -> 0.1"
     fails(
-        "clip_range is '0.2 -> 0.1', a schedule already; give clip_range as a number, or remove clip_range_schedule.",
+        "clip_range is already a schedule, '0.2 -> 0.1'; give clip_range as a number, or remove clip_range_schedule.",
         algorithm,
         clip_coef_schedule="cosine",
     )
@@ -430,7 +430,7 @@ def test_a_shape_or_a_warmup_starts_from_the_default():
         ),
         (
             {"entropy_coef": "0.03 -> 0.01", "entropy_coef_schedule": "0.03 -> 0.001"},
-            "entropy_coef is '0.03 -> 0.01', a schedule already; give entropy_coef as a number, or remove "
+            "entropy_coef is already a schedule, '0.03 -> 0.01'; give entropy_coef as a number, or remove "
             "entropy_coef_schedule.",
         ),
         (
@@ -440,7 +440,7 @@ def test_a_shape_or_a_warmup_starts_from_the_default():
         ),
         (
             {"entropy_coef": "0 -> 0.1", "entropy_coef_warmup_steps": "10%"},
-            "entropy_coef_warmup_steps is '10%', but the schedule '0 -> 0.1' starts at 0 anyway; remove "
+            "entropy_coef_warmup_steps is '10%', but the schedule '0 -> 0.1' already starts at 0; remove "
             "entropy_coef_warmup_steps.",
         ),
     ],
@@ -551,7 +551,7 @@ def test_without_a_declaration_a_coefficient_is_0_or_more():
 
 @pytest.mark.parametrize("kind", [dict, int | str, tuple[int, int], list[int], Any])
 def test_a_type_that_configs_do_not_hold_is_the_programmer_s_mistake(kind):
-    with pytest.raises(TypeError, match=r"^Odd.thing is annotated with .*; a config holds Coef, Plugin, bool, int"):
+    with pytest.raises(TypeError, match=r"^Odd.thing is annotated with .*; a config accepts Coef, Plugin, bool, int"):
         describe(make_dataclass("Odd", [("thing", kind)]))
 
 
@@ -593,7 +593,7 @@ def test_one_preset_may_set_fields_of_two_classes():
     assert build([small, Base, other], {"preset": "tiny"}) == (small(0), Base(seed=7), other(2))
     made = argparse.ArgumentParser(prog="lehr train")
     add_flags(made, [small, Algorithm], ["small", "algorithm"])
-    assert "A set of values for what is not given: tiny, classic, puffer." in " ".join(made.format_help().split())
+    assert "Preset for settings that are not given: tiny, classic, puffer." in " ".join(made.format_help().split())
 
 
 # Precedence --------------------------------------------------------------------------------------------------------
@@ -676,7 +676,7 @@ def test_a_function_must_be_given_again(function):
     mapping = to_mapping(Algorithm(entropy_coef=function))
     assert mapping["entropy_coef"] == "<function decay>"
     fails(
-        "entropy_coef was a function, <function decay>, which a text cannot hold; give the function again.",
+        "entropy_coef was a function, <function decay>, which cannot be saved in a file; pass the function again.",
         build,
         [Algorithm],
         mapping,
@@ -715,16 +715,16 @@ def test_numbers_that_yaml_takes_for_texts(written):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("lr: 1\nseed: 2\nlr: 3\n", "The config {}, line 3: the key 'lr' stands there for the second time; correct it there."),
-        ("lr:\n  start: 1\n  start: 2\n", "The config {}, line 3: the key 'start' stands there for the second time; correct it there."),
-        ("lr: 1\nseed: [1, 2\n", "The config {}, line 3: expected ',' or ']', but got '<stream end>'; correct it there."),
-        ("lr: 1\nseed: 2: 3\n", "The config {}, line 2: mapping values are not allowed here; correct it there."),
-        ("[1, 2]: 3\n", "The config {}, line 1: found unhashable key; correct it there."),
-        ("- 1\n- 2\n", "The config {} holds a list; write lines of 'name: value'."),
-        ("hello\n", "The config {} holds a str; write lines of 'name: value'."),
-        (b"lr: \xff\xfe\xfd\n", "The config {} is no text in UTF-8; save it as one."),
+        ("lr: 1\nseed: 2\nlr: 3\n", "The config {}, line 3: the key 'lr' is given twice; fix that line."),
+        ("lr:\n  start: 1\n  start: 2\n", "The config {}, line 3: the key 'start' is given twice; fix that line."),
+        ("lr: 1\nseed: [1, 2\n", "The config {}, line 3: expected ',' or ']', but got '<stream end>'; fix that line."),
+        ("lr: 1\nseed: 2: 3\n", "The config {}, line 2: mapping values are not allowed here; fix that line."),
+        ("[1, 2]: 3\n", "The config {}, line 1: found unhashable key; fix that line."),
+        ("- 1\n- 2\n", "The config {} contains a list; write lines of 'name: value'."),
+        ("hello\n", "The config {} contains a str; write lines of 'name: value'."),
+        (b"lr: \xff\xfe\xfd\n", "The config {} is not UTF-8 text; save it as UTF-8."),
         ("lr: !!python/object/apply:os.getcwd []\n", "The config {}, line 1: could not determine a constructor for the tag "
-         "'tag:yaml.org,2002:python/object/apply:os.getcwd'; correct it there."),
+         "'tag:yaml.org,2002:python/object/apply:os.getcwd'; fix that line."),
     ],
 )  # fmt: skip
 def test_a_bad_file_says_where(written, text, sentence):
@@ -746,7 +746,7 @@ def test_an_empty_file_and_a_missing_one(written, tmp_path):
 def test_help_is_the_docstring_under_the_field():
     found = {described.name: described for described in describe(Algorithm)}
     assert list(found) == [f.name for f in fields(Algorithm)]
-    assert found["learning_rate"].help == "Step size of the optimiser."
+    assert found["learning_rate"].help == "Learning rate of the optimiser."
     assert found["entropy_coef"].help == "Weight of the entropy bonus; 20% of the loss at most."
     assert found["discount"].help == ""
     assert found["entropy_coef"].aliases == ("ent_coef", "entropy_cost", "entropy_coeff")
@@ -831,7 +831,7 @@ def test_the_help_shows_each_field_once_with_its_default():
     assert "--total-steps INTEGER The budget in env steps. (default: 1000000)" in shown
     assert "--run-dir TEXT Where the run is kept. (default: none)" in shown
     assert "--tags LIST (default: ())" in shown
-    assert "--preset NAME A set of values for what is not given: classic, puffer." in shown
+    assert "--preset NAME Preset for settings that are not given: classic, puffer." in shown
     assert shown.index("run: --env") < shown.index("algorithm: --preset")
     for hidden in ("ent-coef", "entropy_coef", "-schedule", "warmup-steps"):
         assert hidden not in shown
@@ -845,7 +845,7 @@ def test_the_help_shows_each_field_once_with_its_default():
         (["--totl_steps", "1"], "There is no option '--totl_steps'; did you mean '--total-steps'?"),
         (["--no-value-clip"], "There is no option '--no-value-clip'; did you mean '--no-value-clipping'?"),
         (["--xyzzy"], "There is no option '--xyzzy'; see 'lehr train --help'."),
-        (["stray"], "'stray' is one argument too many; see 'lehr train --help'."),
+        (["stray"], "Unexpected argument 'stray'; see 'lehr train --help'."),
     ],
 )
 def test_an_unknown_flag_names_the_nearest(words, sentence):

@@ -63,7 +63,7 @@ def test_the_variable_turns_off_what_it_names(monkeypatch, able, text, off):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no-mpl", r"LEHR_KERNELS is 'no-mpl', of which 'no-mpl' is unknown; did you mean 'no-mlp'\?"),
+        ("no-mpl", r"LEHR_KERNELS is 'no-mpl', but 'no-mpl' is unknown; did you mean 'no-mlp'\?"),
         ("no-mlp,none", "of which 'none' is unknown; known: off, no-mlp, no-written_out"),
         ("ON", "of which 'ON' is unknown"),
     ],

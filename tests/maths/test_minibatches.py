@@ -88,7 +88,9 @@ def test_a_long_permutation_mixes_from_end_to_end():
 
 @pytest.mark.parametrize("count", [0, 5])
 def test_minibatches_must_be_equal(count):
-    with pytest.raises(InputError, match=f"24 samples cannot be cut into {count} equal minibatches; choose a divisor"):
+    with pytest.raises(
+        InputError, match=f"24 samples cannot be split into {count} equal minibatches; choose a divisor"
+    ):
         MinibatchSource("flat", rollout(), (), 1, count, jax.random.key(0)).draws()
 
 
@@ -197,6 +199,6 @@ def test_exponents_are_numbers_of_the_program():
 
 
 def test_more_segments_than_there_are_need_replacement():
-    with pytest.raises(InputError, match="6 of 5 segments cannot be drawn without replacement; draw fewer"):
+    with pytest.raises(InputError, match="Cannot draw 6 of 5 segments without replacement; draw fewer"):
         draw(size=6, count=1)
     assert draw(size=6, count=1, replace=True)[0].shape == (1, 6)

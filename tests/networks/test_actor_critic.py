@@ -394,7 +394,7 @@ def test_mistakes_in_the_config_are_explained(options, message):
         (MIXED, Discrete(2), {"critic_obs": ()}, "is empty"),
         (VECTOR, Box(-np.inf, np.inf, (2,)), {"distribution": "tanh_normal"}, "bounded Box"),
         (VECTOR, Box(-1, 1, (2, 2)), {}, "flatten the action space"),
-        (VECTOR, MIXED, {}, "needs a Discrete, MultiDiscrete or Box"),
+        (VECTOR, MIXED, {}, "needs Discrete, MultiDiscrete or Box"),
     ],
 )
 def test_spaces_that_do_not_fit_are_explained(observation, action, options, message):

@@ -293,7 +293,7 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(train):
     [
         ({"hidden": 3}, "There is no setting 'hidden'"),
         ({"env": "CartPole-v7"}, "There is no environment named 'CartPole-v7'"),
-        ({"minibatching": "prioritised", "minibatches": 8}, "8 minibatches of 4 segments would be empty"),
+        ({"minibatching": "prioritised", "minibatches": 8}, "4 segments cannot fill 8 minibatches"),
         ({"entropy_coef": -1}, "entropy_coef"),
         ({"wandb": True}, "pip install wandb"),
         ({"target_return": 100, "evaluate_episodes": 0}, "target_return is 100, but evaluate_episodes is 0"),

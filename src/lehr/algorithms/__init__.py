@@ -1,4 +1,4 @@
-"""The algorithms, one file each; `base.py` says what an algorithm is and how to add one."""
+"""The algorithms, one file each; `base.py` defines the protocol and explains how to add one."""
 
 import importlib
 import pkgutil
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 _NOT_ALGORITHMS = ("base", "settings", "vocabulary")
 GROUP = "lehr.algorithms"
-"""The entry points under which an installed package offers algorithms."""
+"""Entry-point group in which installed packages can register algorithms."""
 
 
 def names() -> list[str]:
-    """The built-in algorithms."""
+    """Return the names of the built-in algorithms."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_ALGORITHMS)
 
 
 def find(algorithm: Any) -> "type[Algorithm]":
-    """The class of an algorithm, from its name, from `module:Name`, or from the class itself.
+    """Return the class of an algorithm, given its name, `module:Name`, or the class itself.
 
     >>> find("ppo").Config.__module__
     'lehr.algorithms.ppo'
@@ -39,7 +39,7 @@ def find(algorithm: Any) -> "type[Algorithm]":
 
 
 def name_of(algorithm: Any) -> str:
-    """The text by which a run remembers an algorithm.
+    """Return the name under which a run saves an algorithm.
 
     >>> name_of(find("ppo")), name_of("ppo")
     ('ppo', 'ppo')
@@ -53,7 +53,7 @@ def name_of(algorithm: Any) -> str:
 
 
 def settings_of(algorithm: Any) -> list[type]:
-    """The classes of the settings of an algorithm: its own, and those of its network, each with its defaults.
+    """Return the settings classes of an algorithm: its `Config` and its `NetworkConfig`.
 
     >>> [cls().torso for cls in (settings_of("ppo")[1], settings_of("recurrent_ppo")[1])]
     ['auto', 'mingru']
@@ -63,17 +63,17 @@ def settings_of(algorithm: Any) -> list[type]:
 
 
 def _checked(found: Any, what: str) -> "type[Algorithm]":
-    """The class, if it is an algorithm's."""
-    from lehr.algorithms.base import Algorithm  # only here: listing the algorithms needs no JAX
+    """Return the class if it is a complete algorithm, else raise an error."""
+    from lehr.algorithms.base import Algorithm  # imported here, so that listing the algorithms does not import JAX
 
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise InputError(
-            f"{what} is {shortened(repr(found))}, which is no algorithm; give a class that inherits from "
-            "lehr.algorithms.base.Algorithm, or the name of one."
+            f"{what} is {shortened(repr(found))}, which is not an algorithm; give a class that inherits from "
+            "lehr.algorithms.base.Algorithm, or its name."
         )
     missing = sorted(found.__abstractmethods__)
     if missing:
-        raise InputError(f"{what} lacks {', '.join(missing)}, which an algorithm must have; see lehr.algorithms.base.")
+        raise InputError(f"{what} does not define {', '.join(missing)}; see lehr.algorithms.base.")
     if not isinstance(getattr(found, "Config", None), type):
-        raise InputError(f"{what} has no Config, the dataclass of its settings; see lehr.algorithms.settings.")
+        raise InputError(f"{what} has no Config dataclass for its settings; see lehr.algorithms.settings.")
     return found

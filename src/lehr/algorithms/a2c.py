@@ -1,8 +1,8 @@
-"""Advantage actor-critic (Mnih et al., 2016), in step: every environment acts, then one gradient step on all of it.
+"""Advantage actor-critic (Mnih et al., 2016), synchronous: one gradient step on each rollout of all environments.
 
     L = −mean A log π(a|s) + value_coef · ½ mean (V − R)² − entropy_coef · H
 
-See docs/a2c.md for each detail.
+See docs/a2c.md for the details.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 @dataclass(frozen=True)
 class Config(ActorCriticSettings):
-    """A2C's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+    """Settings of A2C. Coefficients accept a number or any schedule; the others are static."""
 
     num_envs: int = 16
     horizon: int = 8
-    """Steps of each environment in one rollout; with gae_lambda = 1, the n of n-step returns."""
+    """Steps per environment in a rollout; with gae_lambda = 1, the n of n-step returns."""
     optimiser: Plugin = "rmsprop"
     standardise_advantages: bool = False
     learning_rate: Coef = "4e-3 -> 0"
@@ -35,12 +35,12 @@ class Config(ActorCriticSettings):
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """One gradient step on each rollout."""
+    """A2C: one gradient step on each rollout."""
 
     Config: ClassVar[type] = Config
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: advantages, then one gradient step on the whole rollout."""
+        """Make one update: compute advantages, then take one gradient step on the whole rollout."""
         valid = losses.validity(rollout)
         advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
         weighed = losses.standardise(advantages, valid) if self.config.standardise_advantages else advantages
@@ -48,7 +48,7 @@ class Algorithm(ActorCriticAlgorithm):
         gradients, metrics = differentiate(learner.params, rollout, weighed, targets, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
         step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
-        # --- what to watch; the policy is looked at once more, to see how far the step went
+        # --- metrics; evaluate the policy once more, to measure how far the step went
         _, policy, _ = self.network.unroll(step.params, rollout.carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
         metrics["policy/approximate_kl"] = losses.approximate_kl(log_ratio, valid)
@@ -58,7 +58,7 @@ class Algorithm(ActorCriticAlgorithm):
     def loss(
         self, params: PyTree, rollout: Rollout, advantages: jax.Array, targets: jax.Array, coef: Metrics, key: Key
     ) -> tuple[jax.Array, Metrics]:
-        """The loss of a rollout, with metrics; advantages and targets `[T, N]` are data."""
+        """Return the loss of a rollout, and metrics; advantages and targets `[T, N]` are constants."""
         valid = losses.validity(rollout)
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_prob = policy.log_prob(rollout.action)

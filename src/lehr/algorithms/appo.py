@@ -1,9 +1,10 @@
-"""APPO: PPO's clipped surrogate for actors that are behind, with a target network (as in IMPACT, Luo et al., 2020).
+"""APPO: PPO's clipped surrogate for lagging actors, with a target network (as in IMPACT, Luo et al., 2020).
 
     L = −mean min(r A, clip(r, 1 ± clip_range) A) + value_coef · L_value − entropy_coef · H + kl_coef · KL(π_target ‖ π)
 
-with r = π / π_target, and the advantages A and value targets of V-trace for π_target against the policy μ that acted:
-so A holds the ratio π_target / μ, clipped. The target network is the learner's of some updates ago. See docs/appo.md.
+with r = π / π_target. The advantages A and the value targets are V-trace's, for π_target against the acting policy μ,
+so A contains the clipped ratio π_target / μ. The target network is a copy of the learner's from some updates ago. See
+docs/appo.md.
 """
 
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 @dataclass(frozen=True)
 class Config(ClippedSettings, LagSettings, DivergenceSettings):
-    """APPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+    """Settings of APPO. Coefficients accept a number or any schedule; the others are static."""
 
     target_updates: int = 1
-    """Updates between two refreshes of the target network."""
+    """Updates between refreshes of the target network."""
     gae_lambda: Coef = 0.95
-    """Factor on V-trace's ratio in the trace."""
+    """Factor on the ratio in V-trace's trace."""
     kl_coef: Coef | None = None
     """Weight of the KL divergence from the target network's policy; none leaves it out of the loss."""
 
@@ -42,26 +43,26 @@ class Target(NamedTuple):
 
     params: PyTree
     age: jax.Array
-    """uint32 `[]`: the updates since it was refreshed."""
+    """uint32 `[]`: updates since the last refresh."""
 
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """PPO's gradient steps, against the policy of a target network."""
+    """APPO: PPO's gradient steps, against the policy of a target network."""
 
     Config: ClassVar[type] = Config
 
     @property
     def inner(self) -> ppo.Algorithm:
-        """PPO, which makes the gradient steps."""
+        """PPO, which takes the gradient steps."""
         return ppo.Algorithm(ppo.config_of(self.config), self.network)
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters, which are those of the target network too."""
+        """Return a learner whose target network starts with the same parameters."""
         return Learner(params, self.inner.optimiser.init(params), Target(params, jnp.uint32(0)))
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: V-trace for the target network's policy, then PPO's gradient steps against that policy."""
+        """Make one update: V-trace for the target network's policy, then PPO's gradient steps against that policy."""
         samples, log_ratio = self.samples(learner, rollout, coef)
         updated, metrics = self.inner.passes(learner, samples, coef, key)
         metrics |= ratio_metrics(log_ratio, coef["rho_clip"], validity(rollout))
@@ -74,7 +75,7 @@ class Algorithm(ActorCriticAlgorithm):
         return updated._replace(auxiliary=Target(params, jnp.where(refresh, 0, age))), metrics
 
     def samples(self, learner: Learner, rollout: Rollout, coef: Metrics) -> tuple[ppo.Samples, jax.Array]:
-        """What PPO's steps start from, and log π_target − log μ, `[T, N]`."""
+        """Return the samples for PPO's gradient steps, and log π_target − log μ, `[T, N]`."""
         seen = rollout.carry, rollout.obs, rollout.reset
         _, policy, _ = self.network.unroll(learner.auxiliary.params, *seen)
         _, _, values = self.network.unroll(learner.params, *seen)

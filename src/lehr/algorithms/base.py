@@ -1,19 +1,19 @@
-"""What an algorithm is, and how to add one.
+"""The algorithm protocol, and how to add an algorithm.
 
-An algorithm is a class with two classes of settings and five pure functions:
+An algorithm is a class with two settings classes and five pure functions:
 
     Config          a frozen dataclass of settings; see `lehr.algorithms.settings`
     NetworkConfig   the settings of its networks
-    build           its networks and their first parameters
-    init            a `Learner`: parameters, optimiser, and whatever else it remembers
-    act             from observations to actions, and what a rollout keeps of it
-    value           the value of observations, if it needs values
-    learn           the learner after one rollout, and metrics
+    build           creates its networks and their initial parameters
+    init            creates a `Learner`: parameters, optimiser state, and any other state
+    act             maps observations to actions, and returns what the rollout stores
+    value           returns the value of observations, if the algorithm needs values
+    learn           updates the learner from one rollout, and returns metrics
 
-To add one, write a class that inherits from `ActorCriticAlgorithm` (or from `Algorithm`, to have networks of another
-kind) and give it to `lehr.train`, as an object or as `module:Name`; see docs/extend.md for a complete example. Its
-flags, schedules, logs, checkpoints and evaluation come by themselves. A file in this folder with a class `Algorithm` is
-found by its name.
+To add one, write a class that inherits from `ActorCriticAlgorithm` (or from `Algorithm`, for other kinds of networks)
+and pass it to `lehr.train`, as an object or as `module:Name`; see docs/extend.md for a complete example. Flags,
+schedules, logs, checkpoints and evaluation then work without further code. A file in this folder with a class
+`Algorithm` is found by its name.
 """
 
 from abc import ABC, abstractmethod
@@ -33,14 +33,14 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
 class Algorithm(ABC):
-    """The protocol. An algorithm is a static, hashable value; everything that changes is in its arguments."""
+    """The protocol. An algorithm is a static, hashable value; everything that changes is passed as an argument."""
 
     Config: ClassVar[type[Settings]]
-    """Its settings. The trainer reads what `Settings` has, `acting_lag`, `corrects_lag` and `unused` included."""
+    """Its settings. The trainer reads all of `Settings`, including `acting_lag`, `corrects_lag` and `unused`."""
     NetworkConfig: ClassVar[type] = networks.NetworkConfig
     """The settings of its networks."""
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
-    """The optional parts of a rollout that it looks at: `value` (and `next_value`), `final_obs`. No other is kept."""
+    """The optional parts of a rollout that it uses: `value` (with `next_value`), `final_obs`. Others are not stored."""
 
     config: Any
     """An instance of its `Config`."""
@@ -48,67 +48,67 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def build(cls, spaces: Spaces, config: Any, network_config: Any, key: Key) -> tuple["Algorithm", PyTree]:
-        """The algorithm for these spaces, and its first parameters."""
+        """Return the algorithm for these spaces, and its initial parameters."""
 
     @abstractmethod
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters.
+        """Return a learner with these parameters.
 
         Args:
-            key: randomness of its own.
+            key: random key for this call.
             params: from `build`.
-            example: the shapes and dtypes of a rollout, as `jax.ShapeDtypeStruct`, to make room for some.
+            example: the shapes and dtypes of a rollout, as `jax.ShapeDtypeStruct`, to allocate memory for rollouts.
         """
 
     @abstractmethod
     def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
-        """What `act` remembers before the first step of an episode; a pytree without leaves where that is nothing."""
+        """Return the recurrent state before the first step of an episode; without leaves if `act` has no memory."""
 
     @abstractmethod
     def act(
         self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: Any = False
     ) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        """One step of acting, for rollouts on the device and on the host, for evaluation and for policies to call.
+        """Act for one step, in rollouts on the device and on the host, in evaluation and in policies.
 
         Args:
-            params: the learner's.
-            carry: leaves `[N, ...]`, from the last step.
-            obs: leaves `[N, ...]`, normalised if the run normalises.
-            reset: bool `[N]`: the observation is the first of an episode, so the carry is to be cleared before it.
-            key: the randomness of the actions.
-            greedy: whether to take the best actions instead: `False` in a rollout, else a traced bool.
+            params: the learner's parameters.
+            carry: leaves `[N, ...]`, from the previous step.
+            obs: leaves `[N, ...]`, normalised if the run normalises observations.
+            reset: bool `[N]`: the observation is the first of an episode, so reset the carry first.
+            key: random key for the actions.
+            greedy: take the most likely actions instead of sampling: `False` in a rollout, otherwise a traced bool.
 
         Returns:
             The next carry, the actions for the environment, which are clipped to its space, and by name what the
-            rollout keeps of the step: `action`, as learning wants to see it again, where that is not the environment's;
-            `log_prob` `[N]`; `value` `[N]` where that depends on the carry; anything else goes to `extras`.
+            rollout stores of the step: `action`, as `learn` needs it, if it differs from the environment's; `log_prob`
+            `[N]`; `value` `[N]` if it depends on the carry; anything else goes to `extras`.
         """
 
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
-        """The values `[...]` of observations `[..., *shape]` that follow the carry; asked for where `needs` says so."""
-        raise NotImplementedError(f"{type(self).__name__} needs values, so it must have a method value.")
+        """Return the values `[...]` of observations `[..., *shape]` after the carry; required if `needs` has it."""
+        raise NotImplementedError(f"{type(self).__name__} needs values but has no method value; define it.")
 
     @abstractmethod
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """The learner after one rollout, and metrics.
+        """Update the learner from one rollout, and return metrics.
 
         Args:
             learner: from `init` or the last update.
-            rollout: `T` steps of `N` environments; rewards come from the reward model and are scaled.
-            coef: by name, the value of each coefficient at this update, float32 `[]`; those set to none are missing.
-            key: randomness of this update's own.
+            rollout: `T` steps of `N` environments; its rewards come from the reward model and are scaled.
+            coef: value of each coefficient at this update by name, float32 `[]`; coefficients set to none are missing.
+            key: random key for this update.
 
         Returns:
-            The learner, and metrics, float32 `[]` each, the same at every update. `loss/total` must be among them: an
-            update whose total loss is not finite is not applied.
+            The learner, and metrics, float32 `[]` each, with the same names at every update. `loss/total` is required:
+            an update with a non-finite total loss is not applied.
         """
 
 
 @dataclass(frozen=True)
 class ActorCriticAlgorithm(Algorithm):
-    """The parent of those with an actor-critic network: how they are built, how they begin and how they act.
+    """Base class of algorithms with an actor-critic network: builds the network and acts with it.
 
-    The `Config` of a child is at least `OnPolicySettings`, which names an optimiser, or it writes `init` itself.
+    The `Config` of a subclass inherits from `OnPolicySettings`, which has an optimiser, or the subclass defines `init`.
     """
 
     config: Any
@@ -118,27 +118,27 @@ class ActorCriticAlgorithm(Algorithm):
     def build(
         cls, spaces: Spaces, config: Any, network_config: networks.NetworkConfig, key: Key
     ) -> tuple["ActorCriticAlgorithm", PyTree]:
-        """The actor-critic network for these spaces, with its first parameters."""
+        """Build the actor-critic network for these spaces, with its initial parameters."""
         network, params = networks.actor_critic(spaces.observation, spaces.action, network_config, key)
         return cls(config, network), params
 
     @property
     def optimiser(self) -> Optimiser:
-        """The optimiser that the settings name, without a learning rate."""
+        """The optimiser in the settings, without its learning rate."""
         return Optimiser(self.config.optimiser)
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters, and the first state of the optimiser."""
+        """Return a learner with these parameters and a new state of the optimiser."""
         return Learner(params, self.optimiser.init(params))
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
-        """The network's."""
+        """Return the network's initial carry."""
         return self.network.initial_carry(batch_shape)
 
     def act(
         self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: Any = False
     ) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        """Sample from the policy, or take its mode. A value is kept only where it depends on the carry."""
+        """Sample from the policy, or take its mode. The value is stored only if it depends on the carry."""
         kept: dict[str, Any] = {}
         policy: Distribution
         if self.network.critic_is_recurrent:
@@ -152,5 +152,5 @@ class ActorCriticAlgorithm(Algorithm):
         return carry, policy.environment_action(kept["action"]), kept
 
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
-        """The critic's."""
+        """Return the critic's value."""
         return self.network.value(params, carry, obs)

@@ -1,10 +1,9 @@
-"""IMPALA (Espeholt et al., 2018): those who act are some updates behind who learns, and V-trace makes up for it.
+"""IMPALA (Espeholt et al., 2018): actors lag some updates behind the learner, and V-trace corrects for that.
 
     L = −mean A log π(a|s) + value_coef · ½ mean (V − v)² − entropy_coef · H
 
-with the targets v and the advantages A of `lehr.maths.advantages.vtrace`. On one device the policy that acts is exactly
-`lag` updates behind; with actors of their own, see `lehr.acting.actors`, it is as far behind as they are. See
-docs/impala.md.
+with the targets v and the advantages A of `lehr.maths.advantages.vtrace`. On one device, the acting policy is exactly
+`lag` updates behind; with asynchronous actors (`lehr.acting.actors`), the lag varies. See docs/impala.md.
 """
 
 from dataclasses import dataclass
@@ -23,22 +22,22 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 @dataclass(frozen=True)
 class Config(a2c.Config, LagSettings):
-    """IMPALA's settings: A2C's, and those of a policy that lags behind."""
+    """Settings of IMPALA: those of A2C, and those of an acting policy that lags behind."""
 
     horizon: int = 16
     """Steps of each environment in one rollout."""
     gae_lambda: Coef = 1.0
-    """Factor on V-trace's ratio in the trace."""
+    """Factor on the ratio in V-trace's trace."""
 
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """One gradient step on each rollout, corrected by V-trace."""
+    """IMPALA: one gradient step on each rollout, corrected by V-trace."""
 
     Config: ClassVar[type] = Config
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: one gradient step on the whole rollout."""
+        """Make one update: one gradient step on the whole rollout."""
         gradients, metrics = jax.grad(self.loss, has_aux=True)(learner.params, rollout, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
         step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
@@ -46,9 +45,9 @@ class Algorithm(ActorCriticAlgorithm):
         return Learner(step.params, step.state), metrics
 
     def loss(self, params: PyTree, rollout: Rollout, coef: Metrics, key: Key) -> tuple[jax.Array, Metrics]:
-        """The loss of a rollout, with metrics; what V-trace gives is data."""
+        """Return the loss of a rollout, and metrics; V-trace's targets and advantages are constants."""
         valid = losses.validity(rollout)
-        # --- policy and value now, and against the policy that acted
+        # --- current policy and value, and the ratio to the policy that acted
         _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_prob = policy.log_prob(rollout.action)
         log_ratio = jax.lax.stop_gradient(log_prob - rollout.log_prob)
@@ -59,7 +58,7 @@ class Algorithm(ActorCriticAlgorithm):
         critic_loss = losses.value_loss(values, targets, valid)
         entropy = losses.weighted_mean(policy.entropy(key), valid)
         total, metrics = losses.total_loss(policy_loss, critic_loss, entropy, coef)
-        # --- what to watch
+        # --- metrics
         metrics |= losses.policy_metrics(policy, entropy, log_ratio, valid)
         metrics |= losses.ratio_metrics(log_ratio, coef["rho_clip"], valid)
         return total, metrics | losses.rollout_metrics(rollout, advantages, targets)

@@ -1,11 +1,11 @@
-"""Phasic policy gradient (Cobbe et al., 2020): PPO, and now and then a phase that trains the features on values.
+"""Phasic policy gradient (Cobbe et al., 2020): PPO, with a regular auxiliary phase that trains the features on values.
 
     policy phase      L = L_policy + value_coef · L_value − entropy_coef · H
     auxiliary phase   L = L_aux + clone_coef · KL(π_before ‖ π) + L_value
 
-Every update is a policy phase on its rollout. Every `policy_updates` of them an auxiliary phase goes over all rollouts
-since the last one: a value head on the actor's features teaches these what values depend on, while the policy is held
-where it was. See docs/ppg.md for each detail.
+Every update is a policy phase on its rollout. After every `policy_updates` updates, an auxiliary phase trains on all
+rollouts since the last one: a value head on the actor's features teaches them what values depend on, while the KL term
+keeps the policy where it was. See docs/ppg.md for the details.
 """
 
 from dataclasses import dataclass
@@ -30,25 +30,24 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 @dataclass(frozen=True)
 class Config(ClippedSettings):
-    """PPG's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+    """Settings of PPG. Coefficients accept a number or any schedule; the others are static."""
 
     policy_updates: int = 16
-    """Updates from one auxiliary phase to the next; this many rollouts are kept for it."""
+    """Updates between auxiliary phases; this many rollouts are stored."""
     auxiliary_epochs: int = 6
-    """Passes over all kept rollouts in an auxiliary phase."""
+    """Passes over the stored rollouts in an auxiliary phase."""
     auxiliary_minibatches: int = 4
-    """Gradient steps in one such pass for each kept rollout; a minibatch is num_envs / auxiliary_minibatches
-    segments, drawn from all kept rollouts."""
+    """Gradient steps per stored rollout in one such pass; a minibatch has num_envs / auxiliary_minibatches segments,
+    drawn from all stored rollouts."""
     normalise_rewards: bool = True
-    """Divide rewards by the running standard deviation of the discounted return. Without it their scale decides how
-    much the divergence counts beside the values in an auxiliary phase."""
+    """Divide rewards by the running standard deviation of the discounted return; otherwise their scale sets the balance
+    of value loss and KL divergence in auxiliary phases."""
     optimiser: Plugin = "adam"
-    """Optimiser of both phases, each with a state of its own: the name of any optax optimiser, or an optax
-    transformation."""
+    """Optimiser of both phases, with separate states: the name of any optax optimiser, or an optax transformation."""
     auxiliary_learning_rate: Annotated[Coef, Coefficient(("auxiliary_lr", "aux_learning_rate", "aux_lr"))] = "1e-3 -> 0"
-    """Step size of the optimiser in auxiliary phases."""
+    """Learning rate in auxiliary phases."""
     clone_coef: Annotated[Coef, Coefficient(("beta_clone", "beta_cl"))] = 1.0
-    """Weight of the KL divergence from the policy before an auxiliary phase."""
+    """Weight of the KL divergence from the policy before the auxiliary phase."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,47 +55,47 @@ class Config(ClippedSettings):
 
 
 class Kept(NamedTuple):
-    """What an auxiliary phase looks at: leaves `[T, N, ...]`, behind `policy_updates` where all rollouts are held."""
+    """The data of an auxiliary phase: leaves `[T, N, ...]` for one rollout, `[policy_updates, T, N, ...]` for all."""
 
     obs: PyTree
     target: jax.Array
-    """float32: of the values."""
+    """float32: value targets."""
     valid: jax.Array
-    """bool: the step was really taken."""
+    """bool: the agent really took this step."""
     reset: Any
-    """bool, or `()` for a network without memory."""
+    """bool, or `()` if the network is not recurrent."""
     carry: PyTree
-    """Without the axis T."""
+    """Recurrent states, without the axis T."""
 
 
 class Auxiliary(NamedTuple):
-    """What auxiliary phases change besides the network, and how many rollouts there are for the next one."""
+    """State of the auxiliary phases, besides the network."""
 
     head: PyTree
-    """The value on the actor's features, `{"kernel": [F], "bias": []}`; `()` where the torso is shared."""
+    """The value head on the actor's features, `{"kernel": [F], "bias": []}`; `()` if the torso is shared."""
     optimiser: PyTree
-    """Of the auxiliary phases."""
+    """Optimiser state of the auxiliary phases."""
     filled: jax.Array
-    """int32 `[]`: how many rollouts are kept since the last phase; what is behind them is older."""
+    """int32 `[]`: number of rollouts stored since the last phase; the rest of the memory is outdated."""
     metrics: Metrics
-    """Of the newest auxiliary phase; zeros before the first."""
+    """Metrics of the last auxiliary phase; zeros before the first."""
 
 
 @dataclass(frozen=True)
 class Detached:
-    """A shared network in whose `unroll` the value's gradient does not go beyond the value head."""
+    """A shared network whose `unroll` stops the gradient of the value before the torso."""
 
     network: ActorCriticNetwork
 
     @property
     def is_recurrent(self) -> bool:
-        """The network's."""
+        """Whether the network is recurrent."""
         return self.network.is_recurrent
 
     def unroll(
         self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array
     ) -> tuple[PyTree, Distribution, jax.Array]:
-        """The last carry, the policy `[T, N]` and the value `[T, N]`."""
+        """Return the last carry, the policy `[T, N]` and the value `[T, N]`."""
         carry, actor, critic = self.network.features(params, carry, obs, reset)
         value = self.network.head_value(params, jax.lax.stop_gradient(critic))
         return carry, self.network.policy(params, actor), value
@@ -104,18 +103,18 @@ class Detached:
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """PPO's updates, and every so often an auxiliary phase on the rollouts since the last one."""
+    """PPG: PPO's updates, and a regular auxiliary phase on the rollouts since the last one."""
 
     Config: ClassVar[type] = Config
 
     @property
     def policy_phase(self) -> ppo.Algorithm:
-        """PPO. Where the torso is shared, its values train the value head alone."""
+        """PPO. With a shared torso, the value loss trains only the value head."""
         network: Any = Detached(self.network) if self.network.is_shared else self.network
         return ppo.Algorithm(ppo.config_of(self.config), network)
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters, and room for rollouts like the example."""
+        """Return a learner with these parameters, with memory for rollouts like the example."""
         network, rollouts = self.network, self.config.policy_updates
         head: PyTree = (
             () if network.is_shared else {"kernel": jnp.zeros(network.feature_sizes[0]), "bias": jnp.zeros(())}
@@ -134,7 +133,7 @@ class Algorithm(ActorCriticAlgorithm):
         return Learner(params, self.policy_phase.optimiser.init(params), auxiliary, memory)
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: a policy phase on the rollout, and after every `policy_updates` of them an auxiliary phase."""
+        """Make one update: a policy phase on the rollout, and an auxiliary phase every `policy_updates` updates."""
         policy_key, auxiliary_key = jax.random.split(key)
         advantage, target = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
         learner, metrics = self.policy_phase.passes(learner, ppo.Samples(rollout, advantage, target), coef, policy_key)
@@ -150,7 +149,7 @@ class Algorithm(ActorCriticAlgorithm):
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
 
     def _remember(self, kept: Kept, place: jax.Array, rollout: Rollout, target: jax.Array) -> Kept:
-        """The kept rollouts with this one in its place."""
+        """Return the stored rollouts with this one at index `place`."""
         valid = jnp.ones(target.shape, bool) if isinstance(rollout.valid, tuple) else rollout.valid
         reset = rollout.reset if self.network.is_recurrent else ()
         newest = Kept(rollout.obs, target, valid, reset, rollout.carry)
@@ -159,10 +158,10 @@ class Algorithm(ActorCriticAlgorithm):
     def auxiliary_phase(
         self, params: PyTree, auxiliary: Auxiliary, kept: Kept, coef: Metrics, key: Key
     ) -> tuple[PyTree, PyTree, PyTree, Metrics]:
-        """The parameters of network and head, the optimiser's state, and metrics, after all passes."""
+        """Run all passes; return the parameters of network and head, the optimiser state, and metrics."""
         config = self.config
         policy, values = self._outputs(params, kept)
-        # --- all segments side by side, [T, policy_updates · N, ...], each with the policy before the phase
+        # --- all segments in one batch, [T, policy_updates · N, ...], each with the policy before the phase
         data = kept._replace(carry=()), policy
         side_by_side = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:]), data)
         data, unpack_data = minibatches.pack(side_by_side)
@@ -170,7 +169,7 @@ class Algorithm(ActorCriticAlgorithm):
         rollouts, segments, parts = config.policy_updates, kept.target.shape[2], config.auxiliary_minibatches
         if segments % parts:
             raise InputError(
-                f"auxiliary_minibatches is {parts}, but {segments} segments cannot be cut into so many equal parts; "
+                f"auxiliary_minibatches is {parts}, but {segments} segments cannot be split into {parts} equal parts; "
                 f"choose a divisor of {segments}."
             )
         orders = minibatches.shuffled_epochs(key, rollouts * segments, rollouts * parts, config.auxiliary_epochs)
@@ -187,7 +186,7 @@ class Algorithm(ActorCriticAlgorithm):
 
         (packed, state), losses = jax.lax.scan(gradient_step, (packed, auxiliary.optimiser), orders)
         params, head = unpack(packed)
-        # --- what to watch: the policy and the values are looked at once more
+        # --- metrics: evaluate policy and values once more
         new_policy, new_values = self._outputs(params, kept)
         metrics = {
             "auxiliary/kl": weighted_mean(policy.kl(new_policy), kept.valid),
@@ -198,7 +197,7 @@ class Algorithm(ActorCriticAlgorithm):
         return params, head, state, metrics
 
     def _outputs(self, params: PyTree, kept: Kept) -> tuple[Any, jax.Array]:
-        """The policy, a `Distribution`, and the values `[policy_updates, T, N]`, one rollout after the other."""
+        """Return the policy, a `Distribution`, and the values `[policy_updates, T, N]`, computed rollout by rollout."""
 
         def one(kept: Kept) -> tuple[Distribution, jax.Array]:
             _, actor, critic = self.network.features(params, kept.carry, kept.obs, kept.reset)
@@ -207,13 +206,13 @@ class Algorithm(ActorCriticAlgorithm):
         return jax.lax.map(one, kept)
 
     def auxiliary_loss(self, trained: tuple[PyTree, PyTree], minibatch: Kept, before: Any, coef: Metrics) -> jax.Array:
-        """L_aux + clone_coef · KL(π_before ‖ π) + L_value, of segments `[T, n]` and the policies before.
+        """Return L_aux + clone_coef · KL(π_before ‖ π) + L_value, for segments `[T, n]` and the policy before.
 
             L_aux = ½ mean (features · kernel + bias − R)²
             L_value = ½ mean (V − R)²
 
-        `trained` is the network's parameters and the head's. A shared torso has one value head, which sees the actor's
-        features: there the two losses are one, counted once.
+        `trained` holds the parameters of the network and of the head. A shared torso has a single value head on the
+        actor's features, so the two value losses coincide and count once.
         """
         params, head = trained
         _, features, critic = self.network.features(params, minibatch.carry, minibatch.obs, minibatch.reset)

@@ -2,8 +2,8 @@
 
     L = L_policy + value_coef · L_value − entropy_coef · H
 
-One rollout, then `epochs` passes over it in minibatches: single steps, whole segments, windows of them, or those drawn
-by priority. See docs/ppo.md for each detail.
+Each rollout is followed by `epochs` passes over it in minibatches of single steps, whole segments, windows of segments,
+or segments drawn by priority. See docs/ppo.md for the details.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -45,30 +45,30 @@ Advantage = Literal["gae", "vtrace"]
 
 @dataclass(frozen=True)
 class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings):
-    """PPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+    """Settings of PPO. Coefficients accept a number or any schedule; the others are static."""
 
     epochs: int = 8
     minibatching: Minibatching = "auto"
-    """Minibatches of shuffled single steps (flat), of whole shuffled segments, or of segments drawn by priority; auto
-    is segments where the network has a memory, there is a window, or the advantage is vtrace, and flat elsewhere."""
+    """Minibatches of shuffled single steps (flat), of shuffled whole segments, or of segments drawn by priority; auto
+    chooses segments for recurrent networks, windows and vtrace, and flat otherwise."""
     window: int | None = None
-    """Steps of the windows that segments are cut into; none keeps them whole."""
+    """Length of the windows that segments are cut into, in steps; none keeps segments whole."""
     burn_in: int = 0
-    """Steps before a window that refresh its memory and are not learned from."""
+    """Steps before each window that refresh its recurrent state, without a loss."""
     replacement: bool = False
-    """Whether a prioritised minibatch may hold a segment twice."""
+    """Sample prioritised segments with replacement."""
     accumulate: int = 1
-    """Parts into which a minibatch is cut to save memory; the gradient is that of the whole."""
+    """Split each minibatch into this many parts to save memory; the gradient stays that of the whole."""
     advantage: Advantage = "gae"
-    """GAE once per rollout, or corrected by V-trace's ratios of the current policy in every minibatch."""
+    """Advantage estimator: GAE once per rollout, or with V-trace's ratios of the current policy in every minibatch."""
     standardise_advantages: bool = True
     """Standardise advantages to mean 0 and standard deviation 1 in each minibatch."""
     priority_exponent: Annotated[Coef, Coefficient(("prio_alpha", "priority_alpha"))] = 0.8
-    """How sharply segments are prioritised; 0 draws them uniformly."""
+    """Strength of the prioritisation of segments; 0 samples uniformly."""
     importance_exponent: Annotated[Coef, Coefficient(("prio_beta", "prio_beta0", "priority_beta"), maximum=1.0)] = (
         "0.2 -> 1"
     )
-    """How fully importance weights correct for the priorities; 1 corrects fully."""
+    """Strength of the importance-sampling correction for the priorities; 1 corrects fully."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "classic": {
@@ -119,7 +119,7 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
 
     @property
     def unused(self) -> frozenset[str]:
-        """Coefficients that these settings do not use: they are neither evaluated nor logged."""
+        """Coefficients that these settings do not use; they are neither evaluated nor logged."""
         names: set[str] = set()
         if self.advantage != "vtrace":
             names |= {"rho_clip", "c_clip"}
@@ -129,26 +129,26 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
 
 
 def config_of(config: ClippedSettings) -> Config:
-    """PPO's settings for another algorithm's gradient steps: what both share is that algorithm's."""
+    """Return PPO's settings for another algorithm's gradient steps, with the settings that both share."""
     return Config(**{field.name: getattr(config, field.name) for field in fields(ClippedSettings)})
 
 
 class Samples(NamedTuple):
-    """What minibatches are cut from, leaves `[T, N, ...]`."""
+    """The data that minibatches are drawn from, leaves `[T, N, ...]`."""
 
     rollout: Rollout
-    """Its `log_prob` is of the policy that the ratio is taken against."""
+    """Its `log_prob` is that of the policy in the ratio's denominator."""
     advantage: jax.Array
     """float32 `[T, N]`."""
     target: jax.Array
-    """float32 `[T, N]`: of the values."""
+    """float32 `[T, N]`: value targets."""
     reference: Any = ()
-    """The policy that `kl_coef` keeps near, a `Distribution` of `[T, N]`; `()` where there is none."""
+    """The policy in the KL penalty of `kl_coef`, a `Distribution` of `[T, N]`; `()` without a penalty."""
 
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """Several passes over each rollout in minibatches, with clipped losses."""
+    """PPO: several passes over each rollout in minibatches, with clipped losses."""
 
     Config: ClassVar[type] = Config
 
@@ -159,17 +159,17 @@ class Algorithm(ActorCriticAlgorithm):
             object.__setattr__(self, "config", replace(self.config, minibatching=chosen))
         elif self.config.minibatching == "flat" and self.network.is_recurrent:
             raise InputError(
-                "minibatching is 'flat', but the network has a memory, which needs whole segments; set minibatching to "
+                "minibatching is 'flat', but the network is recurrent and needs whole segments; set minibatching to "
                 "auto, segments or prioritised."
             )
         if self.config.burn_in and not self.network.is_recurrent:
             raise InputError(
-                f"burn_in is {self.config.burn_in}, but the network has no memory to refresh; set burn_in to 0, or "
-                "torso to lstm, gru or mingru."
+                f"burn_in is {self.config.burn_in}, but the network is not recurrent; set burn_in to 0, or torso to "
+                "lstm, gru or mingru."
             )
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: advantages, then minibatches, loss and gradient step, `epochs · minibatches` times."""
+        """Make one update: compute advantages, then take `epochs · minibatches` gradient steps."""
         advantage, target = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
         reference: Any = ()
         if "kl_coef" in coef:
@@ -177,7 +177,7 @@ class Algorithm(ActorCriticAlgorithm):
         return self.passes(learner, Samples(rollout, advantage, target, reference), coef, key)
 
     def passes(self, learner: Learner, samples: Samples, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """The learner after all gradient steps on some samples, and metrics."""
+        """Take all gradient steps on the samples; return the learner, and metrics."""
         config = self.config
         data, carry = self._in_windows(self._trimmed(samples), learner.params)
         source = MinibatchSource(
@@ -197,7 +197,7 @@ class Algorithm(ActorCriticAlgorithm):
                 known = known.at[minibatch.indices].set(priorities(advantages))
             if "target_kl" not in coef:
                 return (step.params, step.state, known, active), MetricRow.of(metrics)
-            # The step is taken or left out as a whole; once left out, the rest of the update is too.
+            # A step is either taken or skipped; after the first skipped one, the rest of the update is skipped too.
             active &= metrics["policy/approximate_kl"] <= coef["target_kl"]
             new, old = (step.params, step.state), (params, state)
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, old)
@@ -211,7 +211,7 @@ class Algorithm(ActorCriticAlgorithm):
         return learner._replace(params=unpack_params(params), optimiser=state), metrics
 
     def _trimmed(self, samples: Samples) -> Samples:
-        """The samples without what these settings do not look at, so that it is not gathered."""
+        """Drop the parts of the samples that these settings do not use, so that minibatches do not gather them."""
         rollout = samples.rollout._replace(final_obs=NOTHING, extras=NOTHING)
         if self.config.advantage == "gae":
             rollout = rollout._replace(reward=NOTHING, next_value=NOTHING, terminated=NOTHING, done=NOTHING)
@@ -222,7 +222,7 @@ class Algorithm(ActorCriticAlgorithm):
         return samples._replace(rollout=rollout)
 
     def _in_windows(self, samples: Samples, params: PyTree) -> tuple[Samples, PyTree]:
-        """The samples, in windows `[L, W · N]` if the settings say so, and the memory that they begin with."""
+        """Return the samples, cut into windows `[L, W · N]` if `window` is set, and their initial recurrent states."""
         window, burn_in, rollout = self.config.window, self.config.burn_in, samples.rollout
         data = samples._replace(rollout=rollout._replace(carry=()))
         if window is None:
@@ -232,13 +232,13 @@ class Algorithm(ActorCriticAlgorithm):
         return sequences.cut(data, window), carry
 
     def _carry(self, params: PyTree, carry: PyTree) -> PyTree:
-        """The memory that segments or windows begin with; a burn-in refreshes it, and is not learned from."""
+        """Return the initial recurrent states of segments or windows, refreshed by a burn-in if there is one."""
         if not self.config.burn_in:
             return carry
         return sequences.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
 
     def _gradients(self, params: PyTree, minibatch: Minibatch, coef: Metrics, key: Key) -> Any:
-        """The loss of a minibatch and its gradients; in parts, one after the other, if the settings say so."""
+        """Return the loss of a minibatch and its gradients, accumulated over its parts if `accumulate` is set."""
         samples, valid = minibatch.data, validity(minibatch.data.rollout)
         differentiate = jax.value_and_grad(self.loss, has_aux=True)
         parts, axis = self.config.accumulate, 0 if self.config.minibatching == "flat" else 1
@@ -248,7 +248,7 @@ class Algorithm(ActorCriticAlgorithm):
             return Minibatch(accumulate.in_parts(samples, parts, axis), memory, weights, NOTHING)
 
         if self.config.advantage == "vtrace":
-            if parts == 1:  # found on the way, by the network's one pass
+            if parts == 1:  # estimated in the loss, which evaluates the network anyway
                 return differentiate(params, minibatch, valid, coef, key)
             estimates = jax.lax.map(lambda part: self._estimates(params, part, coef), cut(samples))
             advantage, target = (accumulate.joined(part, axis) for part in estimates)
@@ -271,7 +271,7 @@ class Algorithm(ActorCriticAlgorithm):
         return (loss, (metrics, masked(found, valid))), gradients
 
     def _estimates(self, params: PyTree, minibatch: Minibatch, coef: Metrics) -> tuple[jax.Array, jax.Array]:
-        """The advantages of the current policy, by V-trace, and the targets of the values; no gradient goes through."""
+        """Return the current policy's advantages, with V-trace's ratios, and the value targets."""
         rollout = minibatch.data.rollout
         carry = self._carry(params, minibatch.carry)
         _, policy, _ = self.network.unroll(params, carry, rollout.obs, rollout.reset)
@@ -280,13 +280,13 @@ class Algorithm(ActorCriticAlgorithm):
     def loss(
         self, params: PyTree, minibatch: Minibatch, valid: Weights, coef: Metrics, key: Key, estimated: bool = False
     ) -> Any:
-        """The loss of a minibatch, `[B]` steps or `[T, n]` segments; with metrics and the advantages it used.
+        """Return the loss of a minibatch of `[B]` steps or `[T, n]` segments, metrics, and the advantages it used.
 
-        Advantages come with the minibatch; V-trace's are found here, unless they are `estimated` already.
+        The advantages come with the minibatch; V-trace's are estimated here, unless they are `estimated` already.
         """
         rollout, advantages, targets, reference = minibatch.data
         weights = minibatch.weights
-        # --- policy and value now, and against those that acted
+        # --- current policy and value, and the ratio to the policy that acted
         carry = self._carry(params, minibatch.carry)
         _, policy, values = self.network.unroll(params, carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
@@ -309,7 +309,7 @@ class Algorithm(ActorCriticAlgorithm):
             divergence = weighted_mean(reference.kl(policy), valid)
             total += coef["kl_coef"] * divergence
             metrics |= {"loss/total": total, "loss/kl": coef["kl_coef"] * divergence, "policy/kl": divergence}
-        # --- what to watch
+        # --- metrics
         metrics["policy/ratio"] = weighted_mean(jnp.exp(log_ratio), valid)
         metrics["policy/clip_fraction"] = clip_fraction(log_ratio, coef["clip_range"], valid)
         metrics |= policy_metrics(policy, entropy, log_ratio, valid)

@@ -1,6 +1,6 @@
-"""PPO with a memory: minibatches of whole segments, or of windows with burn-in, each with the memory it began with.
+"""PPO with a recurrent network: minibatches of whole segments, or windows with burn-in, from stored recurrent states.
 
-The code is PPO's, the defaults are not: see docs/recurrent_ppo.md.
+The code is PPO's, with other defaults; see docs/recurrent_ppo.md.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lehr.errors import InputError
 
 @dataclass(frozen=True)
 class Config(ppo.Config):
-    """PPO's settings, with defaults that suit a memory."""
+    """PPO's settings, with defaults for recurrent networks."""
 
     num_envs: int = 8
     horizon: int = 32
@@ -29,7 +29,7 @@ class Config(ppo.Config):
 
 @dataclass(frozen=True)
 class NetworkConfig(networks.NetworkConfig):
-    """The architecture of an actor and a critic that remember."""
+    """Architecture of a recurrent actor and critic."""
 
     torso: str = "mingru"
     recurrent_size: int = 64
@@ -37,7 +37,7 @@ class NetworkConfig(networks.NetworkConfig):
 
 @dataclass(frozen=True)
 class Algorithm(ppo.Algorithm):
-    """PPO's, for a network that remembers."""
+    """PPO with a recurrent network."""
 
     Config: ClassVar[type] = Config
     NetworkConfig: ClassVar[type] = NetworkConfig
@@ -45,7 +45,7 @@ class Algorithm(ppo.Algorithm):
     def __post_init__(self) -> None:
         if not self.network.is_recurrent:
             raise InputError(
-                "Neither torso nor critic_torso is a memory, which recurrent_ppo needs; set torso to lstm, gru or "
+                "Neither torso nor critic_torso is recurrent, but recurrent_ppo needs one; set torso to lstm, gru or "
                 "mingru, or train ppo."
             )
         super().__post_init__()

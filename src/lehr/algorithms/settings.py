@@ -1,7 +1,7 @@
-"""Settings that several algorithms share, each declared once: its default, its range, its other names, its meaning.
+"""Settings that several algorithms share, each declared once with its default, range, aliases and help text.
 
-An algorithm's `Config` inherits the groups it has and adds its own fields. To change a default it writes the field
-again, as in `num_envs: int = 16` or `discount: Coef = 0.98`; range, names and meaning are inherited.
+An algorithm's `Config` inherits from the groups it uses and adds its own fields. To change a default, it redeclares the
+field, as in `num_envs: int = 16` or `discount: Coef = 0.98`, and inherits its range, aliases and help text.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from lehr.schedules.coefficient import Coefficient
 
 @dataclass(frozen=True)
 class Settings:
-    """What every algorithm has."""
+    """Settings of every algorithm."""
 
     num_envs: int = 32
-    """Environments that run in parallel; with actors, those of each actor."""
+    """Number of parallel environments; with actors, per actor."""
     horizon: int = 64
-    """Steps of each environment in one rollout."""
+    """Steps per environment in a rollout."""
     normalise_observations: bool = False
     """Normalise observations by their running mean and standard deviation."""
     normalise_rewards: bool = False
@@ -29,25 +29,25 @@ class Settings:
     """Factor on the rewards; none leaves them unchanged."""
 
     corrects_lag: ClassVar[bool] = False
-    """Whether it can learn from rollouts of an older policy, so that actors need not wait for it."""
+    """Whether the algorithm corrects for rollouts of an older policy, so that it can use asynchronous actors."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_envs", "horizon")
 
     @property
     def acting_lag(self) -> int:
-        """Updates by which the acting policy is behind the learning one, on one device."""
+        """Number of updates that the acting policy is behind the learner, on one device."""
         return 0
 
     @property
     def unused(self) -> frozenset[str]:
-        """Coefficients that these settings do not use: they are neither evaluated nor logged."""
+        """Coefficients that these settings do not use; they are neither evaluated nor logged."""
         return frozenset()
 
 
 @dataclass(frozen=True)
 class OnPolicySettings(Settings):
-    """What the on-policy algorithms have."""
+    """Settings of on-policy algorithms."""
 
     optimiser: Plugin = "adam"
     """Optimiser: the name of any optax optimiser (adam, adamw, rmsprop, muon, ...), or an optax transformation."""
@@ -61,10 +61,10 @@ class OnPolicySettings(Settings):
 
 @dataclass(frozen=True)
 class ActorCriticSettings(OnPolicySettings):
-    """What algorithms have that train policy and value by one loss."""
+    """Settings of algorithms that train policy and value with one loss."""
 
     learning_rate: Annotated[Coef, Coefficient(("lr", "alpha_lr"))] = "1e-3 -> 0"
-    """Step size of the optimiser."""
+    """Learning rate of the optimiser."""
     value_coef: Annotated[Coef, Coefficient(("vf_coef", "vf_loss_coeff", "vf_loss_coefficient", "critic_coef"))] = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[Coef, Coefficient(("max_gradient_norm", "grad_clip"), open_minimum=True)] | None = 0.5
@@ -73,12 +73,12 @@ class ActorCriticSettings(OnPolicySettings):
 
 @dataclass(frozen=True)
 class ClippedSettings(ActorCriticSettings):
-    """What algorithms have that make several passes over a rollout with PPO's clipped loss."""
+    """Settings of algorithms that make several passes over a rollout with PPO's clipped loss."""
 
     epochs: int = 4
-    """Passes over a rollout."""
+    """Passes over each rollout."""
     minibatches: int = 8
-    """Gradient steps in one pass."""
+    """Minibatches, and so gradient steps, per pass."""
     clip_range: Annotated[
         Coef, Coefficient(("clip_coef", "clip_param", "clip_eps", "clipping_epsilon"), open_minimum=True)
     ] = 0.2
@@ -92,8 +92,8 @@ class ClippedSettings(ActorCriticSettings):
                 others=(
                     (
                         "vf_clip_param",
-                        "it is RLlib's largest squared error of a value, which is not here; value_clip_range is how "
-                        "far a value may leave the one of the rollout",
+                        "it is RLlib's maximum squared value error, which Lehr does not have; value_clip_range clips "
+                        "the change of the value instead",
                     ),
                 ),
             ),
@@ -109,20 +109,20 @@ class ClippedSettings(ActorCriticSettings):
 
 @dataclass(frozen=True)
 class VTraceSettings(Settings):
-    """What algorithms have that correct for an older policy with V-trace."""
+    """Settings of algorithms that correct for an older policy with V-trace."""
 
     rho_clip: Annotated[Coef, Coefficient(("vtrace_rho_clip", "rho_bar"), open_minimum=True)] = 1.0
-    """V-trace's clip of the ratio in the temporal difference; it decides which policy the values belong to."""
+    """V-trace's clip of the ratio in the TD error; it determines which policy the values are for."""
     c_clip: Annotated[Coef, Coefficient(("vtrace_c_clip", "c_bar"), open_minimum=True)] = 1.0
-    """V-trace's clip of the ratio in the trace; it decides how fast the values are learned."""
+    """V-trace's clip of the ratio in the trace; it affects how fast the values are learned, not their limit."""
 
 
 @dataclass(frozen=True)
 class LagSettings(VTraceSettings):
-    """What algorithms have whose acting policy may be behind."""
+    """Settings of algorithms whose acting policy may lag behind the learner."""
 
     lag: int = 1
-    """Updates by which the acting policy is behind the learning one; actors lag as far as they do."""
+    """Number of updates that the acting policy is behind the learner; ignored with actors, whose lag varies."""
     policy_rho_clip: Annotated[
         Coef,
         Coefficient(
@@ -136,7 +136,7 @@ class LagSettings(VTraceSettings):
 
     @property
     def acting_lag(self) -> int:
-        """What the user set."""
+        """The setting `lag`."""
         return self.lag
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class LagSettings(VTraceSettings):
 
 @dataclass(frozen=True)
 class DivergenceSettings(Settings):
-    """What algorithms have that can keep the policy near an earlier one by a penalty."""
+    """Settings of algorithms with a penalty on the KL divergence from an earlier policy."""
 
     kl_coef: Annotated[Coef, Coefficient(("kl_coeff", "kl_penalty"))] | None = None
     """Weight of the KL divergence from the policy before the update; none leaves it out of the loss."""
@@ -154,7 +154,7 @@ class DivergenceSettings(Settings):
 
 @dataclass(frozen=True)
 class TargetKLSettings(Settings):
-    """What algorithms have that limit the divergence of one update."""
+    """Settings of algorithms that limit the KL divergence of an update."""
 
     target_kl: Annotated[Coef, Coefficient(("kl_target", "desired_kl"), open_minimum=True)] | None = None
-    """KL divergence at which the rest of an update's gradient steps is skipped; none skips nothing."""
+    """KL divergence above which the rest of an update's gradient steps are skipped; none never skips."""

@@ -1,10 +1,10 @@
-"""Trust-region policy optimisation (Schulman et al., 2015): a natural gradient step, as long as the divergence allows.
+"""Trust-region policy optimisation (Schulman et al., 2015): natural gradient steps with a KL constraint.
 
     maximise  mean ρ A + entropy_coef · H   subject to   mean KL(π_old ‖ π) ≤ target_kl
 
-The direction solves (F + damping · 1) x = g by conjugate gradients, F the Fisher information of the policy and g the
-gradient; a line search shortens the step until it is sound. The values are fitted apart, by a gradient method.
-See docs/trpo.md for each detail.
+The direction solves (F + damping · 1) x = g by conjugate gradients, where F is the Fisher information of the policy and
+g the gradient. A line search shortens the step until it improves the objective within the constraint. The value
+function is fitted separately, with a gradient method. See docs/trpo.md for the details.
 """
 
 from collections.abc import Callable
@@ -34,39 +34,39 @@ from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 SOLVED = 1e-5
-"""A residual below this share of the gradient's norm counts as 0: float32 has no more digits to gain."""
+"""The solver stops when the residual is below this fraction of the gradient's norm, the precision of float32."""
 
 
 @dataclass(frozen=True)
 class Config(OnPolicySettings, TargetKLSettings):
-    """TRPO's settings. Coefficients take a number or any schedule; the others shape arrays and are fixed."""
+    """Settings of TRPO. Coefficients accept a number or any schedule; the others are static."""
 
     num_envs: int = 8
     horizon: int = 128
     conjugate_steps: int = 15
-    """Maximum steps of the conjugate gradient method."""
+    """Maximum number of conjugate gradient steps."""
     line_search_steps: int = 10
-    """Step lengths that the line search tries, the full one included, before it leaves the policy unchanged."""
+    """Step lengths that the line search tries, including the full step, before it leaves the policy unchanged."""
     value_epochs: int = 10
-    """Passes over a rollout when the values are fitted."""
+    """Passes over each rollout to fit the value function."""
     value_minibatches: int = 8
-    """Gradient steps in one such pass."""
+    """Minibatches, and so gradient steps, per such pass."""
     optimiser: Plugin = "adam"
-    """Optimiser of the values: the name of any optax optimiser, or an optax transformation."""
+    """Optimiser of the value function: the name of any optax optimiser, or an optax transformation."""
     target_kl: Coef = 0.01
-    """Maximum KL divergence of the policy after an update from the one before."""
+    """Maximum KL divergence of an update."""
     damping: Annotated[Coef, Coefficient(("cg_damping",))] = 0.1
-    """What is added to the diagonal of the Fisher information before it is inverted."""
+    """Damping added to the diagonal of the Fisher information."""
     line_search_shrink: Annotated[
         Coef,
         Coefficient(
             ("line_search_shrinking_factor", "backtrack_coeff", "backtrack_ratio"), maximum=1.0, open_minimum=True
         ),
     ] = 0.8
-    """Factor on a step that the line search rejected."""
+    """Factor on the step after each rejection by the line search."""
     entropy_coef: Coef = 0.0
     value_learning_rate: Annotated[Coef, Coefficient(("value_lr", "critic_learning_rate", "critic_lr", "vf_lr"))] = 1e-3
-    """Step size of the optimiser of the values."""
+    """Learning rate of the value function."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,35 +74,35 @@ class Config(OnPolicySettings, TargetKLSettings):
 
 
 class _Search(NamedTuple):
-    """Where the line search stands."""
+    """State of the line search."""
 
     tried: jax.Array
-    """int32 `[]`: lengths tried so far."""
+    """int32 `[]`: number of lengths tried so far."""
     accepted: jax.Array
     """bool `[]`."""
     parameters: jax.Array
-    """`[P]`: those to go on with, the ones before the step until one is accepted."""
+    """`[P]`: the accepted parameters, or those before the step until one is accepted."""
     gain: jax.Array
-    """float32 `[]`: by how much they improve the objective."""
+    """float32 `[]`: improvement of the objective."""
     kl: jax.Array
-    """float32 `[]`: how far they lead from the policy before."""
+    """float32 `[]`: KL divergence from the policy before."""
     first_kl: jax.Array
-    """float32 `[]`: how far the full step leads."""
+    """float32 `[]`: KL divergence of the full step."""
 
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
-    """A natural gradient step of the policy, then a fit of the values."""
+    """TRPO: a natural gradient step of the policy, then a fit of the value function."""
 
     Config: ClassVar[type] = Config
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
-        """A learner with these parameters. Its optimiser knows those of the critic alone, so no other can change."""
+        """Return a learner with these parameters. Its optimiser covers only the critic's."""
         _, critic = self.network.split(params)
         return Learner(params, self.optimiser.init(critic))
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """One update: advantages, a natural step of the policy, and `value_epochs` passes of the values."""
+        """Make one update: advantages, a natural gradient step of the policy, and a fit of the value function."""
         policy_key, value_key = jax.random.split(key)
         actor, critic = self.network.split(learner.params)
         advantages, targets = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
@@ -117,7 +117,7 @@ class Algorithm(ActorCriticAlgorithm):
     def improve(
         self, actor: PyTree, critic: PyTree, rollout: Rollout, advantages: jax.Array, coef: Metrics, key: Key
     ) -> tuple[PyTree, Metrics]:
-        """The actor's parameters after a natural step, and what there is to watch of it."""
+        """Take a natural gradient step; return the actor's parameters, and metrics."""
         valid = validity(rollout)
         if self.config.standardise_advantages:
             advantages = standardise(advantages, valid)
@@ -135,7 +135,7 @@ class Algorithm(ActorCriticAlgorithm):
             loss, entropy = losses(policy)
             return coef["entropy_coef"] * entropy - loss
 
-        # --- the direction: J, the derivative of the policy's outputs, is stored once for all steps of the solver
+        # --- the direction: compute J, the Jacobian of the policy's outputs, once for all steps of the solver
         before, jacobian = jax.linearize(policy_of, start)
         transposed = jax.linear_transpose(jacobian, start)
 
@@ -143,14 +143,14 @@ class Algorithm(ActorCriticAlgorithm):
             return weighted_mean(before.kl(policy), valid)
 
         def curvature(vector: jax.Array) -> jax.Array:
-            """(F + damping · 1) v with F = Jᵀ H J, H the second derivative of the divergence in the outputs."""
+            """Return (F + damping · 1) v with F = Jᵀ H J, where H is the Hessian of the divergence in the outputs."""
             _, tangent = jax.jvp(jax.grad(divergence), (before,), (jacobian(vector),))
             return transposed(tangent)[0] + coef["damping"] * vector
 
         old, slope = jax.value_and_grad(objective)(before)
         (gradient,) = transposed(slope)
         direction, residual = conjugate_gradients(curvature, gradient, self.config.conjugate_steps)
-        # --- the step: as long as the quadratic model of the divergence allows, shortened until it is sound
+        # --- the step: as long as the quadratic model of the divergence allows, shortened until it is accepted
         length = 2 * coef["target_kl"] / jnp.maximum(jnp.vdot(direction, gradient - residual), 1e-12)
         step = jnp.sqrt(length) * direction
 
@@ -173,7 +173,7 @@ class Algorithm(ActorCriticAlgorithm):
 
         zero = jnp.zeros_like(old)
         found = jax.lax.while_loop(goes_on, attempt, _Search(jnp.int32(0), jnp.bool(False), start, zero, zero, zero))
-        # --- what to watch
+        # --- metrics
         policy_loss, entropy = losses(before)
         norm = jnp.linalg.norm(gradient)
         log_ratio = policy_of(found.parameters).log_prob(rollout.action) - rollout.log_prob
@@ -191,7 +191,7 @@ class Algorithm(ActorCriticAlgorithm):
         return unravel(found.parameters), metrics
 
     def _policy(self, params: PyTree, rollout: Rollout) -> Distribution:
-        """The policy `[T, N]`, from features, which can be differentiated forward; without memory the actor's alone."""
+        """Return the policy `[T, N]`, computed from features, which support forward-mode differentiation."""
         network, seen = self.network, (rollout.carry, rollout.obs, rollout.reset)
         features = (
             network.features(params, *seen)[1] if network.is_recurrent else network.actor_features(params, *seen)[1]
@@ -210,7 +210,7 @@ class Algorithm(ActorCriticAlgorithm):
         coef: Metrics,
         key: Key,
     ) -> tuple[PyTree, PyTree, Metrics]:
-        """The critic's parameters, the optimiser's state, and the mean loss, after all passes over a rollout."""
+        """Fit the value function to a rollout; return the critic's parameters, the optimiser state, and metrics."""
         config, whole = self.config, self.network.critic_is_recurrent
         data = rollout.obs, rollout.reset, targets, rollout.valid
         if not whole:  # single steps
@@ -243,12 +243,12 @@ class Algorithm(ActorCriticAlgorithm):
 def conjugate_gradients(
     product: Callable[[jax.Array], jax.Array], target: jax.Array, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Solve A x = b for a symmetric positive definite A that is known by its products: x and b − A x, `[P]` each.
+    """Solve A x = b for a symmetric positive definite A, given by its products; return x and b − A x, `[P]` each.
 
     Args:
-        product: v to A v.
+        product: function that maps v to A v.
         target: b, `[P]`.
-        steps: how many products at the most; P of them solve it but for rounding.
+        steps: maximum number of products; P products give the exact solution, up to rounding.
 
     >>> matrix, target = jnp.array([[2.0, 1.0], [1.0, 3.0]]), jnp.array([3.0, 4.0])
     >>> solution, residual = conjugate_gradients(lambda vector: matrix @ vector, target, steps=2)

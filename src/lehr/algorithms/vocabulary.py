@@ -1,6 +1,6 @@
-"""Every coefficient by any of its names, as the fields of the algorithms' configs declare them.
+"""Look up coefficients by name or alias, as declared in the algorithms' configs.
 
-For those who have a training loop of their own: `resolve_coefficient` reads a config in either naming style.
+For your own training loop, `resolve_coefficient` reads a config in either naming style.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from lehr.schedules.spec import AnySchedule
 
 @cache
 def coefficients() -> dict[str, Coefficient]:
-    """All coefficients of the built-in algorithms by name, those that several share first."""
+    """Return all coefficients of the built-in algorithms by name, shared ones first."""
     found = dict(_shared())
     for name in algorithms.names():
         for field in describe(algorithms.find(name).Config):
@@ -30,7 +30,7 @@ def coefficients() -> dict[str, Coefficient]:
 
 @cache
 def _shared() -> dict[str, Coefficient]:
-    """Those that are declared in `settings`: to look one up imports no algorithm."""
+    """Return the coefficients declared in `settings`, without importing any algorithm."""
     groups = [
         group for group in vars(settings).values() if isinstance(group, type) and issubclass(group, settings.Settings)
     ]
@@ -38,7 +38,7 @@ def _shared() -> dict[str, Coefficient]:
 
 
 def coefficient(name: str) -> Coefficient:
-    """The coefficient of this name, canonical or alias.
+    """Return the coefficient with this name or alias.
 
     >>> coefficient("ent_coef").name
     'entropy_coef'
@@ -51,12 +51,12 @@ def coefficient(name: str) -> Coefficient:
 
 
 def spellings() -> list[str]:
-    """All names of all coefficients."""
+    """Return the names and aliases of all coefficients."""
     return [name for entry in coefficients().values() for name in (entry.name, *entry.aliases)]
 
 
 def coefficient_schedule(name: str, config: Mapping[str, Any], total_steps: float) -> AnySchedule | Controller:
-    """The schedule of a coefficient in a config, bound and checked; see `lehr.schedules.keys` for the keys.
+    """Return the schedule of a coefficient in a config, bound and checked; see `lehr.schedules.keys` for the keys.
 
     >>> coefficient_schedule("gamma", {"gamma": "0.9 -> 0.99"}, 1000)(1000)
     0.99
@@ -65,17 +65,17 @@ def coefficient_schedule(name: str, config: Mapping[str, Any], total_steps: floa
 
 
 def _not_misspelled() -> list[str]:
-    """All names of coefficients, and those that only look like one."""
+    """Return all names and aliases, and the known names of other libraries' settings that differ from ours."""
     return [*spellings(), *(name for entry in coefficients().values() for name, _ in entry.others)]
 
 
 def resolve_coefficient(name: str, config: Mapping[str, Any], step: Any, total_steps: float) -> Any:
-    """The value of a coefficient at an env step, from a config mapping, for people with a training loop of their own.
+    """Return the value of a coefficient at an env step, from a config mapping, for use in your own training loop.
 
     Args:
-        name: the coefficient, canonical or alias.
+        name: name or alias of the coefficient.
         config: the mapping; see `lehr.schedules.keys` for the keys.
-        step: env steps before this update's rollout, a number or traced.
+        step: env steps before this update's rollout, a number or a traced value.
         total_steps: the budget of the whole run.
 
     >>> config = {"entropy_coef": 0.03, "entropy_coef_schedule": "cosine", "entropy_coef_warmup_steps": 100}
@@ -85,13 +85,14 @@ def resolve_coefficient(name: str, config: Mapping[str, Any], step: Any, total_s
     found = coefficient_schedule(name, config, total_steps)
     if isinstance(found, Controller):
         raise InputError(
-            f"{name} is '{found}', which reacts to metrics and not to the step; use its init, value and update."
+            f"{name} is '{found}', a controller, which reacts to metrics instead of the step; use its init, value and "
+            "update."
         )
     return found(step)
 
 
 def resolve_entropy_coefficient(config: Mapping[str, Any], step: Any, total_steps: float) -> Any:
-    """The entropy coefficient of a config at an env step; see `resolve_coefficient`.
+    """Return the entropy coefficient of a config at an env step; see `resolve_coefficient`.
 
     >>> resolve_entropy_coefficient({"ent_coef": 0.02, "ent_coef_schedule": "linear"}, 500_000, 1_000_000)
     0.01

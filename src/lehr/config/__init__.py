@@ -1,4 +1,4 @@
-"""Dataclass ↔ mapping ↔ YAML ↔ command line: several frozen dataclasses, shown to the user as one flat namespace.
+"""Dataclass ↔ mapping ↔ YAML ↔ command line: several frozen dataclasses as one flat namespace.
 
 >>> from dataclasses import dataclass
 >>> from typing import Annotated

@@ -1,4 +1,4 @@
-"""Keys and values as people give them → configs, and back; the coefficients of a config."""
+"""Build configs from the user's keys and values, and convert them back; return the coefficients of a config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from lehr.schedules.schedule import Schedule
 from lehr.schedules.spec import AnySchedule, schedule
 
 Parts = dict[str, tuple[str, str]]
-"""By every spelling of every key of a coefficient: its name, and which of `ENDINGS` the key is."""
+"""Maps every spelling of every key of a coefficient to its name and one of `ENDINGS`."""
 
 
 def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """One instance of each class, from the keys that were given.
+    """Build one instance of each class from the given keys.
 
     Args:
-        classes: frozen dataclasses whose field names are disjoint.
-        given: values, or texts of them, by field name, by alias of a coefficient, or by either with `_schedule` or
-            `_warmup_steps`; hyphens count as underscores. `preset` names one of the classes' `PRESETS`, whose values
-            hold where no key says otherwise.
+        classes: frozen dataclasses with disjoint field names.
+        given: values, or their texts, by field name or by a coefficient's alias, optionally with `_schedule` or
+            `_warmup_steps` appended; hyphens count as underscores. `preset` names one of the classes' `PRESETS`, whose
+            values apply where no key is given.
 
-    Coefficients are kept as a number, a text or a function, whatever form they were given in.
+    Coefficients are stored as a number, a text or a function, however they were given.
     """
     known = fields_of(classes)
     keys = dict(given)
@@ -49,12 +49,12 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def with_preset(cls: type, name: str) -> Any:
-    """A config of a class with the values of one of its `PRESETS: ClassVar[dict[str, dict[str, Any]]]`."""
+    """Return a config with the values of one of the class's `PRESETS: ClassVar[dict[str, dict[str, Any]]]`."""
     return build([cls], {"preset": name})[0]
 
 
 def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:
-    """The presets of several classes; one name in two classes is one preset."""
+    """Return the presets of several classes; presets with the same name are merged."""
     found: dict[str, dict[str, Any]] = {}
     for cls in classes:
         for name, values in getattr(cls, "PRESETS", {}).items():
@@ -63,10 +63,10 @@ def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:
 
 
 def merge(classes: Sequence[type], below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of both, in their canonical spelling; where both give one, that of `above` counts.
+    """Merge two mappings with canonical keys; `above` overrides `below`.
 
-    A whole schedule, or none, replaces all that was said about its coefficient, and a number replaces a whole schedule;
-    else a number, a shape or a warm-up replaces what has the same key.
+    A complete schedule, or none, replaces every key of its coefficient, and a number replaces a complete schedule.
+    Otherwise a number, a shape or a warm-up replaces only the same key.
 
     >>> from dataclasses import dataclass
     >>> from typing import Annotated
@@ -96,10 +96,10 @@ def _merge(parts: Parts, below: Mapping[str, Any], above: Mapping[str, Any]) -> 
 
 
 def to_mapping(*configs: Any) -> dict[str, Any]:
-    """Plain values by field name, for JSON and YAML; `build` makes the configs from them again.
+    """Return plain values by field name, for JSON and YAML; `build` turns them back into configs.
 
-    Schedules and controllers are their texts, and objects of the user's own `module:Name`. What no text can hold, a
-    lambda for example, is described in angle brackets, and `build` asks for it again.
+    Schedules and controllers become their texts, and your own objects `module:Name`. A value that cannot be saved as
+    text, such as a lambda, becomes a description in angle brackets, and `build` asks for it again.
     """
     known = fields_of([type(config) for config in configs])
     values = {field.name: getattr(config, field.name) for config in configs for field in describe(type(config))}
@@ -115,7 +115,7 @@ def to_mapping(*configs: Any) -> dict[str, Any]:
 
 
 def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Controller]:
-    """The coefficients of a config by name, bound to the budget and checked against their ranges; without `None`."""
+    """Return the coefficients of a config by name, bound to the budget and checked; those set to `None` are omitted."""
     found: dict[str, AnySchedule | Controller] = {}
     for field in describe(type(config)):
         value = getattr(config, field.name)
@@ -128,7 +128,7 @@ def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Con
 
 
 def _parts(known: Mapping[str, FieldDescription]) -> Parts:
-    """The keys of all coefficients among some fields."""
+    """Return the keys of all coefficients among these fields."""
     return {
         spelling + ending: (field.name, ending)
         for field in known.values()
@@ -139,12 +139,12 @@ def _parts(known: Mapping[str, FieldDescription]) -> Parts:
 
 
 def _part(parts: Parts, key: str) -> tuple[str, str]:
-    """The field that a key speaks of, and which part of it, one of `ENDINGS`."""
+    """Return the field that a key belongs to, and its part, one of `ENDINGS`."""
     return parts.get(key, (key, ""))
 
 
 def _canonical(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with underscores and canonical names; two spellings of one key are an error."""
+    """Convert keys to underscores and canonical names; two spellings of one key are an error."""
     found: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for written, value in given.items():
@@ -161,7 +161,7 @@ def _canonical(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription], parts: Parts) -> dict[str, Any]:
-    """The same with canonical keys, or an error that names the nearest known one."""
+    """Convert keys to canonical names; an unknown key is an error that suggests the nearest known one."""
     words = list(dict.fromkeys([*known, *parts]))
     others = {name: said for field in known.values() if field.coefficient for name, said in field.coefficient.others}
     for written in given:
@@ -181,7 +181,7 @@ def _value(field: FieldDescription, merged: Mapping[str, Any]) -> Any:
         given = merged[field.name]
         for item in given if isinstance(given, list | tuple) else [given]:
             if field.type in (Plugin, tuple[Plugin, ...]) and is_placeholder(item):
-                raise InputError(f"{field.name} was an object, {item}, which a file cannot hold; give it again.")
+                raise InputError(f"{field.name} was an object, {item}, which cannot be saved in a file; pass it again.")
         return convert(field, given)
     value = _combined(field.name, *(merged.get(field.name + ending) for ending in ENDINGS))
     if value is None and not field.optional:
@@ -190,7 +190,7 @@ def _value(field: FieldDescription, merged: Mapping[str, Any]) -> Any:
 
 
 def _plain(key: str, given: Any) -> Any:
-    """What a coefficient is kept as: a number, a text, or the function or controller that no text can hold."""
+    """Return a coefficient as it is stored: a number, a text, or the function or controller that no text can hold."""
     made = _made(key, given)
     if isinstance(made, FunctionSchedule) or (isinstance(made, Controller) and is_placeholder(str(made))):
         return given
@@ -211,16 +211,18 @@ def _refuse_placeholder(key: str, given: Any) -> None:
     if is_placeholder(given):
         what = "function" if given.startswith("<function ") else "object"
         article = "a" if what == "function" else "an"
-        raise InputError(f"{key} was {article} {what}, {given}, which a text cannot hold; give the {what} again.")
+        raise InputError(
+            f"{key} was {article} {what}, {given}, which cannot be saved in a file; pass the {what} again."
+        )
 
 
 def _is_whole(given: Any) -> bool:
-    """Whether it is a schedule that lacks nothing, and more than a number."""
+    """Whether this is a complete schedule, not just a number."""
     return given is not None and not is_number(given) and not is_open(given)
 
 
 def _combined(name: str, value: Any, shape: Any, ramp: Any) -> Any:
-    """One value from the three keys of a coefficient, with the budget still open."""
+    """Combine the three keys of a coefficient into one value, before the budget is known."""
     keys = Keys.spelled(name)
     if value is None and shape is None:
         if ramp is not None:

@@ -1,4 +1,4 @@
-"""What a field of a config is: its type, its help, and the value that a text or an object means for it."""
+"""Fields of a config: their types, help texts, and the conversion of texts and objects to values."""
 
 import ast
 import dataclasses
@@ -20,18 +20,18 @@ from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.text import parse_number
 
 Coef = Annotated[Any, Coefficient()]
-"""The type of a field that is a coefficient: it takes whatever `lehr.schedule` takes.
+"""The type of a coefficient's field, which accepts everything that `lehr.schedule` accepts.
 
-Its range, and the names others have for it, stand at the field: `Annotated[Coef, Coefficient(("gamma",), maximum=1)]`.
-A subclass that only changes the default writes `Coef`, and the rest is its parent's. Without either it is 0 or more.
+Declare the range and the aliases at the field: `Annotated[Coef, Coefficient(("gamma",), maximum=1)]`. A subclass that
+only changes the default writes `Coef` and inherits them. The default range is 0 or more.
 """
 
-_PLUGIN = "an object of the user's own, or its name"
+_PLUGIN = "a user's object, or its name"
 Plugin = Annotated[Any, _PLUGIN]
-"""The type of a field that takes the name of something built in, `module:Name`, or an object of the user's own."""
+"""The type of a field that accepts the name of a built-in, `module:Name`, or an object of your own."""
 
 MISSING: Any = dataclasses.MISSING
-"""The default of a field that has none."""
+"""The default of a required field."""
 
 
 class FieldDescription(NamedTuple):
@@ -39,9 +39,9 @@ class FieldDescription(NamedTuple):
 
     name: str
     type_text: str
-    """What it takes, in words: `a whole number such as 64 or 500k, or none`."""
+    """What it accepts, in words: `a whole number such as 64 or 500k, or none`."""
     default: Any
-    """`MISSING` where the field must be given."""
+    """`MISSING` if the field is required."""
     help: str
     """The docstring under the field."""
     type: Any
@@ -49,21 +49,21 @@ class FieldDescription(NamedTuple):
     optional: bool
     """Whether it may be `None`."""
     coefficient: Coefficient | None = None
-    """Its range and its other names, for a coefficient."""
+    """Range and aliases, if it is a coefficient."""
 
     @property
     def is_coefficient(self) -> bool:
-        """Whether it takes schedules."""
+        """Whether the field accepts schedules."""
         return self.coefficient is not None
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Other names under which a coefficient is known."""
+        """Other names of a coefficient."""
         return () if self.coefficient is None else self.coefficient.aliases
 
 
 def describe(cls: type) -> list[FieldDescription]:
-    """The fields of a config class, in their order, those of its parents included."""
+    """Return the fields of a config class in order, including inherited ones."""
     return list(_described(cls))
 
 
@@ -90,14 +90,14 @@ def _described(cls: type) -> list[FieldDescription]:
 
 
 def _declared(hint: Any) -> Coefficient | None:
-    """What an annotation says of a coefficient, the last word counting; `None` where it is no coefficient's."""
+    """Return the last `Coefficient` of an annotation; `None` if the field is not a coefficient."""
     kind, _ = _without_none(hint)
     said = [part for part in getattr(kind, "__metadata__", ()) if isinstance(part, Coefficient)]
     return said[-1] if said else None
 
 
 def _coefficient(cls: type, name: str) -> Coefficient:
-    """The nearest declaration of a coefficient, in the class or its parents, that says more than `Coef`."""
+    """Return the first declaration of a coefficient, in the class or its parents, that is more than `Coef`."""
     for parent in cls.__mro__:
         if name in inspect.get_annotations(parent):
             entry = _declared(get_type_hints(parent, include_extras=True)[name])
@@ -107,7 +107,7 @@ def _coefficient(cls: type, name: str) -> Coefficient:
 
 
 def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
-    """The fields of several classes as one namespace."""
+    """Return the fields of several classes as one namespace."""
     found: dict[str, FieldDescription] = {}
     for cls in classes:
         for field in describe(cls):
@@ -120,14 +120,14 @@ def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
 
 
 def check_counts(config: Any, *names: str, least: int = 1) -> None:
-    """Refuse a config in which one of these fields, a number of things, is below the least."""
+    """Raise an error if one of these fields is below `least`."""
     for name in names:
         if getattr(config, name) < least:
             raise InputError(f"{name} is {getattr(config, name)}; it must be {least} or more.")
 
 
 def nearest(given: str, words: Iterable[str]) -> list[str]:
-    """The one of many words that `given` was meant to be, if any is near."""
+    """Return the word that `given` probably stands for, in a list; an empty list if none is close."""
     known = list(words)
     return [word for word in known if word.startswith(given)][:1] or get_close_matches(given, known, n=1, cutoff=0.7)
 
@@ -136,7 +136,7 @@ def nearest(given: str, words: Iterable[str]) -> list[str]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """The type without its `None`, and whether it had one."""
+    """Return the type without `None`, and whether it allowed `None`."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint, False
     members = [member for member in get_args(hint) if member is not type(None)]
@@ -163,20 +163,20 @@ def _type_text(kind: Any, where: str) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if kind not in _TYPE_TEXTS:
         raise TypeError(
-            f"{where} is annotated with {kind}; a config holds Coef, Plugin, bool, int, float, str, tuple[int, ...], "
-            "tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and these or None."
+            f"{where} is annotated with {kind}; a config accepts Coef, Plugin, bool, int, float, str, "
+            "tuple[int, ...], tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and any of these or None."
         )
     return _TYPE_TEXTS[kind]
 
 
 @cache
 def _docstrings(cls: type) -> dict[str, str]:
-    """The docstring under each field, from the source of the class and of its parents."""
+    """Return the docstring under each field, from the source of the class and its parents."""
     found: dict[str, str] = {}
     for parent in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
         try:
             source = ast.parse(textwrap.dedent(inspect.getsource(parent)))
-        except (OSError, TypeError, SyntaxError):  # made at run time: there is no source, or inspect takes other lines
+        except (OSError, TypeError, SyntaxError):  # made at run time: no source, or inspect finds the wrong lines
             continue
         bodies = [part.body for part in source.body if isinstance(part, ast.ClassDef) and part.name == parent.__name__]
         for statement, following in itertools.pairwise(itertools.chain(*bodies)):
@@ -193,12 +193,12 @@ _BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)")
 
 
 def is_none(given: Any) -> bool:
-    """Whether it is nothing, or a text that says so."""
+    """Whether this is `None`, or a text that means it."""
     return given is None or (isinstance(given, str) and given.strip().lower() in ("none", "null"))
 
 
 def convert(field: FieldDescription, given: Any) -> Any:
-    """The value of a static field that an object or a text means; an error says what is allowed."""
+    """Convert an object or a text to the value of a static field; an error says what is allowed."""
     if field.optional and is_none(given):
         return None
     if get_origin(field.type) is Literal:
@@ -222,7 +222,7 @@ def _choice(field: FieldDescription, given: Any) -> Any:
 
 
 def _items(given: Any) -> Sequence[Any]:
-    """The items of a list, of a text such as `64,64` or `[64, 64]`, or of one item alone."""
+    """Return the items of a list, of a text such as `64,64` or `[64, 64]`, or of a single item."""
     if not isinstance(given, str):
         return given if isinstance(given, list | tuple) else [given]
     match = _BRACKETS.fullmatch(given.strip())
@@ -232,7 +232,7 @@ def _items(given: Any) -> Sequence[Any]:
 
 
 def _pairs(given: Any) -> dict[str, Any]:
-    """The names and values of a mapping, or of a text such as `backend=spring,friction=0.5`."""
+    """Return the names and values of a mapping, or of a text such as `backend=spring,friction=0.5`."""
     if not isinstance(given, str):
         if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
             raise ValueError
@@ -244,7 +244,7 @@ def _pairs(given: Any) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> Any:
-    """The truth, number or nothing that a text says, else the text."""
+    """Convert a text to a bool, a number or `None` if possible; otherwise return the text."""
     if is_none(text):
         return None
     for read in (_truth, _whole_number, _number):
@@ -273,7 +273,7 @@ def _number(given: Any) -> float:
 
 def _whole_number(given: Any) -> int:
     if isinstance(given, str) and re.fullmatch(r"\s*[-+]?\d+\s*", given):
-        return int(given)  # all its digits, where a float has only sixteen
+        return int(given)  # exact, while a float only has sixteen digits
     if isinstance(given, Integral) and not isinstance(given, bool):
         return int(given)
     value = _number(given)

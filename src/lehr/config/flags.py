@@ -1,4 +1,4 @@
-"""Fields ↔ flags of the command line."""
+"""Fields ↔ command-line flags."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from lehr.errors import InputError
 from lehr.schedules.keys import ENDINGS
 
 _PREFIX = "setting:"
-"""In front of a setting's name in the namespace, which holds other arguments too."""
+"""Prefix of settings in the namespace, which also holds other arguments."""
 _METAVARS = {
     Coef: "SCHEDULE",
     Plugin: "NAME",
@@ -22,35 +22,35 @@ _METAVARS = {
 
 
 def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str]) -> None:
-    """Give the parser one flag for each field of the classes, under one title of `groups` for each class.
+    """Add one flag per field of the classes to the parser, with one title of `groups` per class.
 
-    A flag's help is the docstring under its field. The other spellings of a coefficient, its `-schedule` and its
-    `-warmup-steps` are flags too, though the help does not list them. Values stay texts until `build`.
+    A flag's help is the docstring under its field. A coefficient's aliases, and its `-schedule` and `-warmup-steps`,
+    are flags too, but hidden in the help. Values stay texts until `build`.
     """
-    fields_of(classes)  # the names must be disjoint
+    fields_of(classes)  # checks that the names are disjoint
     presets = presets_of(classes)
     for cls, title in zip(classes, groups, strict=True):
         if not describe(cls):
             continue
         group = parser.add_argument_group(title)
         if presets and hasattr(cls, "PRESETS"):
-            _add(group, "preset", metavar="NAME", help=f"A set of values for what is not given: {', '.join(presets)}.")
-            presets = {}  # one flag for all
+            _add(group, "preset", metavar="NAME", help=f"Preset for settings that are not given: {', '.join(presets)}.")
+            presets = {}  # one flag for all classes
         for field in describe(cls):
             _add_field(group, field)
 
 
 def given_flags(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the user gave on the command line, without any defaults."""
+    """Return the settings given on the command line, without defaults."""
     return {name.removeprefix(_PREFIX): value for name, value in vars(namespace).items() if name.startswith(_PREFIX)}
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise for the words that `parser.parse_known_args` did not know, with the nearest flag."""
+    """Raise an error for arguments that `parser.parse_known_args` did not recognise, with the nearest flag."""
     for word in words:
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
-            raise InputError(f"{word!r} is one argument too many; see '{parser.prog} --help'.")
+            raise InputError(f"Unexpected argument {word!r}; see '{parser.prog} --help'.")
         near = nearest(flag.replace("_", "-"), parser._option_string_actions)
         advice = f"did you mean {near[0]!r}?" if near else f"see '{parser.prog} --help'."
         raise InputError(f"There is no option {flag!r}; {advice}")
@@ -70,7 +70,7 @@ def _add_field(group: Any, field: FieldDescription) -> None:
 
 
 def _add(group: Any, name: str, help: str, **options: Any) -> None:
-    """A flag with hyphens, and, unlisted, the same with underscores."""
+    """Add a flag with hyphens, and a hidden one with underscores."""
     options |= {"dest": _PREFIX + name, "default": argparse.SUPPRESS}
     group.add_argument(f"--{name.replace('_', '-')}", help=help, **options)
     if "_" in name:

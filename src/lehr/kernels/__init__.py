@@ -1,15 +1,15 @@
-"""The one door to hand-written kernels and to rewritten programs; each has a switch, and plain JAX to fall back on.
+"""The entry point to hand-written kernels and rewritten programs; each can be turned off and falls back to plain JAX.
 
 | name | what it does | where |
 |---|---|---|
 | mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, one device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
-`is_chosen` decides, and nothing else does: code outside this package calls `evaluate_mlps` or `rewrite` and does not
-ask whether a kernel is on. A kernel that JAX refuses is replaced by plain JAX, with one warning on the logger "lehr".
+Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps` or `rewrite` without
+checking. A kernel that JAX cannot compile is replaced by plain JAX, with one warning on the logger "lehr".
 
-The environment variable LEHR_KERNELS turns kernels off: `off` all of them, `no-mlp` or `no-mlp,no-written_out` those
-that are named. It is read whenever a program is traced.
+The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of them, `no-mlp` or
+`no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
 """
 
 import functools
@@ -31,14 +31,14 @@ VARIABLE = "LEHR_KERNELS"
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the choice of a kernel depends on, besides its switch."""
+    """The conditions for using a kernel, besides its switch."""
 
     is_able: Callable[[], bool]
-    """Whether this JAX and its backend have what the kernel needs."""
+    """Whether the installed JAX and its backend support the kernel."""
     fits: Callable[..., bool]
-    """Whether it suits these arguments."""
+    """Whether the kernel supports these arguments."""
     can_be_split: bool
-    """Whether XLA can split it over devices."""
+    """Whether XLA can partition it over devices."""
 
 
 KERNELS: dict[str, Kernel] = {
@@ -48,7 +48,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 def is_chosen(name: str, *arguments: PyTree) -> bool:
-    """Whether a kernel is used: it is switched on, the backend is able, one device runs it, and its arguments fit."""
+    """Whether a kernel is used: it is not turned off, and supports the backend, the devices and the arguments."""
     kernel = KERNELS[name]
     return (
         name not in switched_off()
@@ -61,25 +61,25 @@ def is_chosen(name: str, *arguments: PyTree) -> bool:
 def evaluate_mlps(
     x: jax.Array, layers: Sequence[mlp.Layer], heads: Mapping[int, mlp.Layer], activation: Any
 ) -> tuple[jax.Array, ...] | None:
-    """The outputs `[..., O]` of MLPs with heads of their own, float32; `None` where plain JAX is to compute them.
+    """Return the outputs `[..., O]`, float32, of MLPs with separate heads; `None` if plain JAX should compute them.
 
     Args:
-        x: `[..., F]`, the input of all.
-        layers: kernels `[M, i, o]` and biases `[M, o]` of the hidden layers of M MLPs, an activation after each.
-        heads: kernel `[i, O]` and bias `[O]` of the last layer, for each MLP to evaluate, under its number.
-        activation: its name. One of the user's own is left to plain JAX.
+        x: `[..., F]`, the input of all MLPs.
+        layers: kernels `[M, i, o]` and biases `[M, o]` of the hidden layers of M MLPs, with an activation after each.
+        heads: kernel `[i, O]` and bias `[O]` of the last layer, by the index of each MLP to evaluate.
+        activation: its name; a user's own function is left to plain JAX.
     """
     if not is_chosen("mlp", x, layers, heads, activation):
         return None
     try:
         return mlp.evaluate(x, layers, heads, activation)
-    except Exception as error:  # whatever a later JAX has against it
+    except Exception as error:  # any error that another JAX version may raise
         _warn_once("mlp", error)
         return None
 
 
 def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The same function of positional arguments, written out where it is traced; see `lehr.kernels.written_out`."""
+    """Return the same function of positional arguments, rewritten when traced; see `lehr.kernels.written_out`."""
     rewritten = rewriting.written_out(function)
 
     @functools.wraps(function)
@@ -88,9 +88,9 @@ def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
             return function(*arguments)
         try:
             return rewritten(*arguments)
-        except Exception as error:  # whatever it has not been written for
+        except Exception as error:  # any program that the rewriting does not support
             failure = error
-        outputs = function(*arguments)  # a mistake in the function itself is raised here, without a warning
+        outputs = function(*arguments)  # an error in the function itself is raised here, without a warning
         _warn_once("written_out", failure)
         return outputs
 
@@ -98,14 +98,14 @@ def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def switched_off() -> frozenset[str]:
-    """The kernels that the environment variables turn off."""
-    older = {"mlp"} if os.environ.get("LEHR_FUSED") == "off" else set()  # what the switch was called before
+    """Return the kernels that environment variables turn off."""
+    older = {"mlp"} if os.environ.get("LEHR_FUSED") == "off" else set()  # the old name of the switch
     return _parse(os.environ.get(VARIABLE, "")) | older
 
 
 @functools.cache
 def _parse(text: str) -> frozenset[str]:
-    """The kernels that a text such as `no-mlp,no-written_out` turns off.
+    """Return the kernels that a text such as `no-mlp,no-written_out` turns off.
 
     >>> sorted(_parse("off")), sorted(_parse("no-mlp")), sorted(_parse(""))
     (['mlp', 'written_out'], ['mlp'], [])
@@ -114,14 +114,14 @@ def _parse(text: str) -> frozenset[str]:
     words = list(filter(None, map(str.strip, text.split(","))))
     for word in words:
         if word not in meanings:
-            raise InputError(f"{VARIABLE} is {text!r}, of which {word!r} is unknown; {closest(word, meanings)}")
+            raise InputError(f"{VARIABLE} is {text!r}, but {word!r} is unknown; {closest(word, meanings)}")
     return frozenset().union(*(meanings[word] for word in words))
 
 
 def _is_split(arguments: PyTree) -> bool:
-    """Whether the program being traced runs on several devices: a mesh of many is in scope, or an argument lies on one.
+    """Whether the traced program runs on several devices: in the scope of a mesh, or with an argument on a mesh.
 
-    How many devices the machine has does not matter: most programs use one of them.
+    The number of devices of the machine does not matter: most programs use one of them.
     """
     types = [getattr(jax.typeof(x), "sharding", None) for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
     meshes = [jax.sharding.get_abstract_mesh(), *(getattr(sharding, "mesh", None) for sharding in types)]
@@ -136,7 +136,7 @@ def _warn_once(name: str, error: Exception) -> None:
         _warned.add(name)
         reason = (str(error).strip().splitlines() or [""])[0]
         logging.getLogger("lehr").warning(
-            "The kernel %s does not work here (%s: %s), so plain JAX is used, which gives the same results; "
-            "%s=no-%s turns it off without this warning.",
+            "The kernel %s does not work here (%s: %s); using plain JAX instead, with the same results. "
+            "Set %s=no-%s to turn the kernel off and hide this warning.",
             *(name, type(error).__name__, reason, VARIABLE, name),
         )

@@ -1,17 +1,17 @@
 """A small MLP as one GPU kernel: its activations never leave the chip.
 
-In plain JAX every layer of an MLP writes its activations to memory, and its gradient reads them back. With many rows
-and layers of 64 that traffic is all the time there is. Here one kernel takes a block of rows through all layers, and
-another computes the activations again for the gradient, so that only inputs, outputs and weights are moved:
+In plain JAX, every layer of an MLP writes its activations to memory, and its gradient reads them back. With many rows
+and layers of 64, that traffic takes nearly all the time. Here one kernel takes a block of rows through all layers, and
+another recomputes the activations for the gradient, so that only inputs, outputs and weights are moved:
 
 - forward: each program loads a block of rows and all weights, and stores the outputs;
-- backward: each program goes through many blocks, adds up the gradients of the weights on chip, and stores one partial
-  sum; the partial sums are added afterwards, in a fixed order, so that results are the same from run to run.
+- backward: each program processes many blocks, accumulates the gradients of the weights on chip, and stores one partial
+  sum; the partial sums are then added in a fixed order, so that results are the same from run to run.
 
 Several MLPs of equal sizes on the same input, such as an actor and a critic, are one launch. The kernels are written
-with Pallas for its Triton backend; where a program is compiled for anything but CUDA, plain JAX takes their place.
+with Pallas for its Triton backend; programs compiled for anything but CUDA use plain JAX instead.
 
-The first derivative in reverse mode is all there is: `jax.jvp`, `jax.linearize` and Hessians need plain JAX.
+Only the first derivative in reverse mode is supported: `jax.jvp`, `jax.linearize` and Hessians need plain JAX.
 
 >>> layers = [(jnp.ones((3, 8)), jnp.zeros(8)), (jnp.ones((8, 8)), jnp.zeros(8)), (jnp.ones((8, 2)), jnp.zeros(2))]
 >>> fused_mlp(jnp.ones((5, 3)), layers, "relu").shape
@@ -38,33 +38,33 @@ pl: Any
 triton: Any
 try:
     pl, triton = map(importlib.import_module, ("jax.experimental.pallas", "jax.experimental.pallas.triton"))
-except ImportError:  # a JAX without this backend, which later versions mean to drop: plain JAX it is
+except ImportError:  # later JAX versions may drop this backend: use plain JAX
     pl = triton = None
 
 Layer: TypeAlias = tuple[jax.Array, jax.Array]
 """A kernel `[i, o]` and a bias `[o]`; for N networks `[N, i, o]` and `[N, o]`."""
 
 MIN_ROWS = 512
-"""From so many rows on."""
+"""Minimum number of rows for which the kernels are used."""
 MAX_IN, MAX_HIDDEN, MAX_OUT = 64, 64, 16
 """The largest layers whose weights and gradients fit on chip together."""
 
 BLOCK_ROWS = 128
-"""Rows that a program of the forward kernel takes at once, a power of two."""
+"""Rows per block of the forward kernel, a power of two."""
 FEW_ROWS = 16_384
-"""With fewer rows in all than this, a program takes half as many, so that more processors have something to do."""
+"""With fewer rows in total than this, blocks are half as large, so that more processors are busy."""
 NUM_WARPS = 4
-"""Warps of such a program. Four or a multiple, and 64 rows or more, for the matrix units of Hopper."""
+"""Warps per program of the forward kernel. Hopper's matrix units need a multiple of four, and 64 rows or more."""
 BACKWARD_BLOCK_ROWS = 64
-"""Rows that a program of the backward kernel takes at once: it keeps more of each on chip."""
+"""Rows per block of the backward kernel, which keeps more per row on chip."""
 BACKWARD_NUM_WARPS = 4
-"""Warps of such a program."""
+"""Warps per program of the backward kernel."""
 PROGRAMS = 264
-"""Programs of the backward kernel, for all networks together: two for each of the 132 processors of an H200."""
+"""Programs of the backward kernel, over all networks: two for each of the 132 processors of an H200."""
 NARROW = 64
-"""The gradient of a kernel with fewer inputs than this is computed transposed, to suit the matrix units."""
+"""The gradient of a layer with fewer inputs than this is computed transposed, to suit the matrix units."""
 INTERPRET = False
-"""Whether the kernels are interpreted, on any device, to test them."""
+"""Run the kernels in Pallas's interpreter, on any device, for tests."""
 
 
 def _gelu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ def _silu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
 
 
 _Activation: TypeAlias = tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
-"""y = f(z), and f'(z) from z and y. One from y alone keeps z out of the registers."""
+"""y = f(z), and f'(z) from z and y. A derivative that only uses y keeps z out of the registers."""
 
 _ACTIVATIONS: dict[str, _Activation] = {
     "tanh": (jnp.tanh, lambda z, y: 1.0 - y * y),
@@ -86,19 +86,19 @@ _ACTIVATIONS: dict[str, _Activation] = {
     "silu": (jax.nn.silu, _silu_derivative),
     "elu": (jax.nn.elu, lambda z, y: jnp.where(y > 0.0, 1.0, y + 1.0)),
 }
-"""All have f(0) = 0, see `_pack`."""
+"""All of them have f(0) = 0, which `_pack` relies on."""
 
 
 def fused_mlp(
     x: jax.Array, layers: Sequence[Layer], activation: str, *, precision: lax.PrecisionLike = None
 ) -> jax.Array:
-    """Dense layers with an activation between them and none after the last, in float32.
+    """Apply dense layers with an activation between them and none after the last, in float32.
 
     Args:
-        x: `[..., F]`. It gets a gradient where one is asked for.
-        layers: kernels and biases, of one network or of N; any number of layers that fit on chip together.
+        x: `[..., F]`; its gradient is only computed if needed.
+        layers: kernels and biases of one network or of N; any number of layers that fit on chip together.
         activation: tanh, relu, gelu, silu or elu.
-        precision: of the matrix products, as in `jax.lax.dot`; by default that of all products, TF32 on a GPU.
+        precision: of the matrix products, as in `jax.lax.dot`; by default JAX's default, TF32 on a GPU.
 
     Returns:
         `[..., O]`, or `[N, ..., O]` for N networks.
@@ -132,12 +132,12 @@ def _plan(x: jax.Array, layers: Sequence[Layer], activation: str, precision: lax
 
 
 def is_able() -> bool:
-    """Whether JAX has the backend that the kernels are written for, and a GPU for it."""
+    """Whether JAX has Pallas's Triton backend, and a GPU."""
     return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
 
 
 def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: Any) -> bool:
-    """Whether the kernels are faster than plain JAX for these MLPs, and fit on chip; arguments as in `evaluate`."""
+    """Whether the kernels fit on chip and are faster than plain JAX for these MLPs; arguments as in `evaluate`."""
     hidden = [bias.shape[-1] for _, bias in layers]
     widest = max(bias.shape[-1] for _, bias in heads.values())
     small = x.shape[-1] <= MAX_IN and len(hidden) == 2 and max(hidden) <= MAX_HIDDEN and widest <= MAX_OUT
@@ -148,16 +148,16 @@ def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], acti
 def evaluate(
     x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: str
 ) -> tuple[jax.Array, ...]:
-    """Some of several MLPs of equal hidden sizes, each with a last layer of its own; raises where JAX refuses.
+    """Evaluate some of M MLPs of equal hidden sizes, each with its own last layer; raise if JAX cannot compile it.
 
     Args:
         x: `[..., F]`.
         layers: `[M, i, o]` and `[M, o]` each, of all M MLPs.
-        heads: `[i, O]` and `[O]` for each MLP to evaluate, under its number; neighbours only.
+        heads: `[i, O]` and `[O]` by the index of each MLP to evaluate; indices must be consecutive.
         activation: its name.
 
     Returns:
-        For each head its outputs, `[..., O]`.
+        The outputs of each head, `[..., O]`.
     """
     used = slice(min(heads), max(heads) + 1)
     layers = [*((kernel[used], bias[used]) for kernel, bias in layers), stack_heads(list(heads.values()))]
@@ -170,9 +170,9 @@ def evaluate(
 
 @functools.cache
 def _refusal(plan: "_Plan") -> str:
-    """What JAX has against lowering both kernels for a GPU, found out before they are part of a larger program.
+    """Try to lower both kernels for a GPU, before they are part of a larger program; return the error, or "".
 
-    Nothing, hence an empty text, where they are interpreted.
+    Always "" in the interpreter.
     """
     if plan.interpret:
         return ""
@@ -183,7 +183,7 @@ def _refusal(plan: "_Plan") -> str:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the kernels themselves come with the program
+            warnings.simplefilter("ignore")  # compiling the program will repeat them
             arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
             jax.jit(both).trace(*arrays).lower(lowering_platforms=("cuda",))
     except Exception as error:
@@ -192,7 +192,7 @@ def _refusal(plan: "_Plan") -> str:
 
 
 def stack_heads(heads: Sequence[Layer]) -> Layer:
-    """The last layers of several networks as one, with zeros where one has fewer outputs than another."""
+    """Stack the last layers of several networks, padded with zeros to the same number of outputs."""
     width = max(bias.shape[-1] for _, bias in heads)
     kernels, biases = zip(*((_widen(kernel, width), _widen(bias, width)) for kernel, bias in heads), strict=True)
     return jnp.stack(kernels), jnp.stack(biases)
@@ -204,7 +204,7 @@ def _widen(x: jax.Array, width: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything static about a call, sizes and tuning."""
+    """Everything static about a call: sizes and tuning."""
 
     rows: int
     networks: int
@@ -220,12 +220,12 @@ class _Plan:
 
     @functools.cached_property
     def padded(self) -> tuple[int, ...]:
-        """The sizes that the kernels compute with: powers of two, since matrix units know no others, from 16 on."""
+        """The sizes that the kernels compute with: powers of two from 16 on, as the matrix units require."""
         return tuple(max(16, pl.next_power_of_2(size)) for size in self.sizes)
 
     @functools.cached_property
     def spans(self) -> list[tuple[int, int, int, int]]:
-        """For each layer its inputs and outputs, and where its kernel and its bias begin among all weights."""
+        """For each layer: its inputs and outputs, and the offsets of its kernel and its bias in the packed weights."""
         found, begin = [], 0
         for n_in, n_out in itertools.pairwise(self.padded):
             found.append((n_in, n_out, begin, begin + n_in * n_out))
@@ -234,25 +234,25 @@ class _Plan:
 
     @property
     def weights(self) -> int:
-        """How many weights a network has, padding included."""
+        """Number of weights of a network, including padding."""
         return sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(self.padded))
 
     @property
     def probe(self) -> "_Plan":
-        """The smallest plan of the same kernels, masks included: one stands for any number of rows and networks."""
+        """The smallest plan with the same kernels and masks, valid for any number of rows and networks."""
         return replace(self, rows=self.block_rows + 1, networks=1)
 
     @property
     def blocks_per_program(self) -> int:
-        """Blocks of rows that a program of the backward kernel goes through."""
+        """Blocks of rows per program of the backward kernel."""
         return pl.cdiv(pl.cdiv(self.rows, self.backward_block_rows), max(1, self.programs // self.networks))
 
 
 def _pack(plan: _Plan, layers: Sequence[Layer]) -> jax.Array:
-    """All weights as one array, `[networks, weights]`, each layer widened with zeros to the sizes of the kernels.
+    """Pack all weights into one array, `[networks, weights]`, with each layer padded with zeros to the kernels' sizes.
 
-    The units that this adds are zero after every activation, and the gradients of their weights are left out again
-    when this function is differentiated.
+    The added units are zero after every activation, and differentiating this function drops the gradients of their
+    weights.
     """
     parts = []
     for (kernel, bias), (n_in, n_out, _, _) in zip(layers, plan.spans, strict=True):
@@ -262,7 +262,7 @@ def _pack(plan: _Plan, layers: Sequence[Layer]) -> jax.Array:
 
 
 def _unpack(plan: _Plan, packed: jax.Array) -> list[Layer]:
-    """The widened layers of one network from its row `[weights]`."""
+    """Return the padded layers of one network from its row `[weights]`."""
     return [
         (packed[kernel:bias].reshape(n_in, n_out), packed[bias : bias + n_out])
         for n_in, n_out, kernel, bias in plan.spans
@@ -271,14 +271,14 @@ def _unpack(plan: _Plan, packed: jax.Array) -> list[Layer]:
 
 @functools.cache
 def _operation(plan: _Plan) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Inputs `[rows, F]` and weights `[networks, weights]` to outputs `[networks, rows, O]`, with its derivative."""
+    """Return a differentiable map from `[rows, F]` inputs and `[networks, weights]` to `[networks, rows, O]`."""
 
     @jax.custom_vjp
     def apply(x: jax.Array, weights: jax.Array) -> jax.Array:
         return _on_platform(plan, _forward, _plain, x, weights)
 
     def forward(x: Any, weights: Any) -> tuple[jax.Array, Any]:
-        # Whether the inputs need a gradient is known now and static: it is said by the structure of what is kept.
+        # Whether the inputs need a gradient is static and known here; the structure of the residuals passes it on.
         wants_dx = ("yes",) if x.perturbed else ()
         return apply(x.value, weights.value), (x.value, weights.value, dict.fromkeys(wants_dx))
 
@@ -397,7 +397,7 @@ def _backward_kernel(
     layers = [_load_layer(weights_ref, span) for span in plan.spans]
 
     def block(index: jax.Array, sums: list[Layer]) -> list[Layer]:
-        # Rows past the end are zeros with a gradient of zero, and add nothing.
+        # Rows past the end are zeros with zero gradient, so they add nothing.
         begin = first + index * rows
         here = (pl.ds(index * rows, rows), slice(None))
         x = _load_rows(plan, x_ref.at[here], begin, plan.sizes[0], inside)
@@ -433,29 +433,29 @@ def _is_transposed(n_in: int) -> bool:
 
 
 def _kernel_gradient(plan: _Plan, inputs: jax.Array, d: jax.Array) -> jax.Array:
-    """The sum over rows of inputs ⊗ d, `[i, o]` or transposed."""
+    """Return the sum over rows of inputs ⊗ d, `[i, o]` or transposed."""
     if _is_transposed(inputs.shape[1]):
         return _dot(plan, d, inputs, (0, 0))
     return _dot(plan, inputs, d, (0, 0))
 
 
-# --- what both share
+# --- shared by both kernels
 
 
 def _dot(plan: _Plan, a: jax.Array, b: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
-    """The product of two matrices over one axis of each."""
+    """Multiply two matrices over one axis of each."""
     axes = (((contract[0],), (contract[1],)), ((), ()))
     return lax.dot_general(a, b, axes, precision=plan.precision, preferred_element_type=jnp.float32)
 
 
 def _load_rows(plan: _Plan, ref: Any, begin: jax.Array, width: int, inside: bool) -> jax.Array:
-    """A block of rows, with zeros past the last row and past the last of `width` columns."""
+    """Load a block of rows, with zeros past the last row and past column `width`."""
     mask = _mask(plan, begin, ref.shape, width, inside)
     return triton.load(ref, mask=mask, other=None if mask is None else 0.0)
 
 
 def _mask(plan: _Plan, begin: jax.Array, shape: tuple[int, ...], width: int, inside: bool) -> jax.Array | None:
-    """Where a block is in the array, whose rows all blocks keep to if `inside`; `None` where it is everywhere."""
+    """Return where a block lies inside the array; `None` if everywhere. `inside` means that all its rows do."""
     masks = []
     if not inside:
         masks.append(begin + lax.broadcasted_iota(jnp.int32, shape, 0) < plan.rows)
@@ -470,7 +470,7 @@ def _load_layer(ref: Any, span: tuple[int, int, int, int]) -> Layer:
 
 
 def _positions(span: tuple[int, int, int, int], *, transposed: bool = False) -> Layer:
-    """Where the kernel, `[i, o]` or transposed, and the bias of a layer are among all weights."""
+    """Return the positions of a layer's kernel, `[i, o]` or transposed, and bias in the packed weights."""
     n_in, n_out, kernel, bias = span
     shape, row, column = ((n_out, n_in), 1, 0) if transposed else ((n_in, n_out), 0, 1)
     inputs, outputs = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (row, column))

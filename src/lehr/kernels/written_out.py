@@ -1,8 +1,8 @@
-"""Gathers, scatters and products of a few elements, written out as slices, sums and concatenations.
+"""Rewrite small gathers, scatters and products as slices, sums and concatenations.
 
-The physics of rigid bodies is full of them: the parent of each link, the force on each link, a rotation by a 3 × 3
-matrix. An accelerator runs each as a kernel of its own, with copies before and after, where the work of one kernel is
-less than its launch. Written out they are elementwise, and a compiler fuses them with all that stands around them.
+Rigid-body physics is full of them: the parent of each link, the force on each link, a rotation by a 3 × 3 matrix. An
+accelerator runs each in a separate kernel, with copies before and after, and launching a kernel takes longer than its
+work. Written out, they are elementwise, and the compiler fuses them with the surrounding operations.
 """
 
 import functools
@@ -20,17 +20,17 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 from lehr.types import PyTree
 
 MOST_PLACES = 64
-"""A gather or scatter of more is left as it is."""
+"""Larger gathers and scatters are left unchanged."""
 
 MOST_TERMS = 4
-"""A product or a sum over more is left as it is."""
+"""Products and sums over more terms are left unchanged."""
 
 
 def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """The same function of positional arguments; its sums and products may be rounded otherwise.
+    """Return the same function of positional arguments, rewritten; sums and products may round differently.
 
-    Gathers and scatters are written out where their indices depend on no argument. Branches and `while` loops are left
-    as they are. `lehr.kernels.rewrite` is this function with its switch and its fallback.
+    Gathers and scatters are written out if their indices do not depend on the arguments. Branches and `while` loops are
+    left unchanged. `lehr.kernels.rewrite` adds a switch and a fallback.
 
     >>> function = written_out(lambda x: x[jnp.array([2, 0, 1, 2])] + jnp.zeros(4).at[jnp.array([1, 1])].add(x[:2]))
     >>> function(jnp.array([1.0, 2.0, 3.0])).tolist()
@@ -41,29 +41,29 @@ def written_out(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def call(*arguments: PyTree) -> PyTree:
         program, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
         leaves = jax.tree.leaves(arguments)
-        # A program of its own first: what fails half-way must leave nothing, a callback for one, in the one around it.
+        # Trace into a separate program first: a failure must leave nothing, such as a callback, in the outer one.
         rewritten = jax.make_jaxpr(lambda *leaves: _evaluate(program, leaves, [None] * len(leaves))[0])(*leaves)
         if (found := _types(rewritten)) != (wanted := _types(program)):
-            raise TypeError(f"the program gives {wanted}, but {found} when written out")
+            raise TypeError(f"the program returns {wanted}, but {found} when written out")
         return jax.tree.unflatten(jax.tree.structure(shape), jaxpr_as_fun(rewritten)(*leaves))
 
     return call
 
 
 def _types(program: ClosedJaxpr) -> list[tuple[Any, Any]]:
-    """Shape and dtype of each output."""
+    """Return the shape and dtype of each output."""
     return [(getattr(kind, "shape", None), getattr(kind, "dtype", None)) for kind in program.out_avals]
 
 
 def _evaluate(
     program: ClosedJaxpr, arguments: Sequence[Any], known_arguments: Sequence[np.ndarray | None]
 ) -> tuple[list[Any], list[np.ndarray | None]]:
-    """The outputs of a program, written out as it is traced; and those of them that are known while it is traced.
+    """Trace a program, written out; return its outputs, and their values where they are known at trace time.
 
     Args:
-        program: what to compute.
-        arguments: what to compute it of.
-        known_arguments: their values where these depend on no argument of the whole, else `None`.
+        program: the program.
+        arguments: its arguments.
+        known_arguments: their values if known at trace time, else `None`.
     """
     jaxpr, consts = program.jaxpr, program.consts
     values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
@@ -83,8 +83,8 @@ def _evaluate(
     for equation in jaxpr.eqns:
         name, inputs = equation.primitive.name, [value_of(one) for one in equation.invars]
         known_inputs = [known_of(one) for one in equation.invars]
-        with equation.ctx.manager:  # such as how random numbers are made
-            if name in _CALLS:  # becomes a part of the whole
+        with equation.ctx.manager:  # settings such as the PRNG implementation
+            if name in _CALLS:  # inline it
                 outputs, known_outputs = _evaluate(equation.params["jaxpr"], inputs, known_inputs)
             else:
                 rewritten = _RULES[name](equation, inputs, known_inputs) if name in _RULES else None
@@ -103,7 +103,7 @@ def _as_it_is(equation: JaxprEqn, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _at_once(equation: JaxprEqn, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """What an equation gives if that can be an index and is known while it is traced; else `None` for each output."""
+    """Return an equation's outputs if they may be indices and are known at trace time; else `None` for each output."""
     name, outputs = equation.primitive.name, equation.outvars
     if any(x is None for x in inputs) or not all(map(_may_be_index, outputs)):
         return [None] * len(outputs)
@@ -118,7 +118,7 @@ def _at_once(equation: JaxprEqn, inputs: Sequence[np.ndarray | None]) -> list[np
 
 
 def _may_be_index(variable: Any) -> bool:
-    """Whether a variable may have a part in an index: a few integers or booleans."""
+    """Whether a variable may be part of an index: a few integers or booleans."""
     kind = _type(variable)
     dtype = getattr(kind, "dtype", None)  # a token has none
     is_whole = dtype == jnp.bool_ or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
@@ -126,12 +126,12 @@ def _may_be_index(variable: Any) -> bool:
 
 
 def _type(variable: Any) -> Any:
-    """The shape and dtype of a variable, which JAX's own annotations do not promise."""
+    """Return the shape and dtype of a variable, which JAX's type annotations do not declare."""
     return variable.aval
 
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """With the sign of x; that of 0 is x, as XLA has it."""
+    """Remainder with the sign of x; modulo 0 it is x, as in XLA."""
     return np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y))).astype(x.dtype)
 
 
@@ -153,7 +153,7 @@ _ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
     "or": np.bitwise_or,
     "not": np.invert,
 }
-"""What happens to indices before they are used: from Python's, which count from the end, to those of a program."""
+"""Operations on indices before they are used, such as resolving negative ones."""
 
 _WITH_PARAMETERS: dict[str, Callable[..., np.ndarray]] = {
     "select_n": lambda _, which, *cases: np.choose(which.astype(int), cases),
@@ -171,14 +171,14 @@ _BY_JAX = {
     *("gather", "slice", "dynamic_slice", "split", "unstack", "stack", "tile", "transpose", "rev"),
     *("iota", "sort", "cumsum", "div", "clamp"),
 }
-"""What else may happen to them, and has no side effect: JAX computes it at once."""
+"""Other operations on indices without side effects; JAX evaluates them at trace time."""
 
 
-# What is written out --------------------------------------------------------------------------------------------------
+# Rewriting rules ------------------------------------------------------------------------------------------------------
 
 
 def _scan(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
-    """A loop whose body is written out."""
+    """Rewrite the body of a loop."""
     parameters, program = equation.params, equation.params["jaxpr"]
     if "num_carry" in parameters:
         consts, carries = parameters["num_consts"], parameters["num_carry"]
@@ -199,7 +199,7 @@ def _scan(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> li
 
 
 def _gather(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
-    """`x[..., indices, ...]` on one axis, as slices side by side."""
+    """Rewrite `x[..., indices, ...]` on one axis as concatenated slices."""
     x, indices, numbers = inputs[0], known[1], equation.params["dimension_numbers"]
     if indices is None or numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
         return None
@@ -217,7 +217,7 @@ def _gather(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> 
 
 
 def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
-    """`x.at[..., indices, ...].add(updates)` on one axis, as a sum for each place."""
+    """Rewrite `x.at[..., indices, ...].add(updates)` on one axis as one sum per place."""
     x, _, updates = inputs
     indices, numbers = known[1], equation.params["dimension_numbers"]
     if indices is None or numbers.operand_batching_dims or len(numbers.scatter_dims_to_operand_dims) != 1:
@@ -246,17 +246,17 @@ def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]
 
 
 def _product(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
-    """A product over a few elements, of which one side is a vector or a small matrix, as a sum of its terms."""
+    """Rewrite a product over a few elements, with a vector or a small matrix on one side, as a sum of its terms."""
     (over, batch), out = equation.params["dimension_numbers"], _type(equation.outvars[0])
     if jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).bits < 32:
-        return None  # a product is summed with more bits than its terms would be
+        return None  # a matrix product accumulates with more bits than a sum of its terms would
     sides = list(zip(map(jnp.asarray, inputs), over, batch, strict=True))
     free = [[one for one in range(x.ndim) if one not in (*gone, *shared)] for x, gone, shared in sides]
     sizes = [[x.shape[one] for one in left] for (x, _, _), left in zip(sides, free, strict=True)]
     terms = math.prod(sides[0][0].shape[one] for one in over[0])
     if not 0 < terms <= MOST_TERMS or min(map(math.prod, sizes)) > MOST_TERMS:
         return None
-    aligned = []  # both as [batch, free of the first, free of the second, terms], with 1 for what is the other's
+    aligned = []  # both as [batch, free of the first, free of the second, terms], with 1 for the other side's axes
     for number, ((x, gone, shared), own) in enumerate(zip(sides, free, strict=True)):
         own_sizes = [[size if number == whose else 1 for size in sizes[whose]] for whose in range(2)]
         x = jnp.transpose(x, (*shared, *own, *gone)).astype(out.dtype)
@@ -265,7 +265,7 @@ def _product(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) ->
 
 
 def _sum(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
-    """A sum over one axis of a few elements, as a sum of slices."""
+    """Rewrite a sum over one short axis as a sum of slices."""
     (x,), axes = inputs, equation.params["axes"]
     if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32:
         return None
@@ -279,12 +279,12 @@ def _added(terms: Iterable[jax.Array]) -> jax.Array:
 
 
 def _are_inside(places: np.ndarray, size: int) -> bool:
-    """Whether all are places of an axis: what is outside has rules of its own."""
+    """Whether all indices are within the axis; others follow special rules."""
     return bool(np.all((places >= 0) & (places < size)))
 
 
 def _taken(x: jax.Array, places: np.ndarray, axis: int) -> jax.Array:
-    """`x` at these places of an axis; neighbours are taken together."""
+    """Return `x` at these indices of an axis, with one slice per run of consecutive indices."""
     starts = [0, *(np.flatnonzero(np.diff(places) != 1) + 1), len(places)]
     pieces = [_piece(x, int(places[begin]), end - begin, axis) for begin, end in itertools.pairwise(starts)]
     return jnp.concatenate(pieces, axis) if len(pieces) > 1 else pieces[0]

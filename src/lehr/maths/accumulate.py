@@ -1,4 +1,4 @@
-"""Gradients of a minibatch in parts, one after the other, to save memory."""
+"""Gradient accumulation: compute the gradients of a minibatch in parts, to save memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from lehr.types import PyTree
 
 
 def in_parts(tree: PyTree, parts: int, axis: int) -> PyTree:
-    """Leaves cut into equal parts along an axis, the parts first: `[..., n, ...]` to `[parts, ..., n / parts, ...]`.
+    """Split leaves into equal parts along an axis: `[..., n, ...]` to `[parts, ..., n / parts, ...]`.
 
     >>> in_parts(jnp.arange(4), 2, axis=0).tolist()
     [[0, 1], [2, 3]]
@@ -19,7 +19,7 @@ def in_parts(tree: PyTree, parts: int, axis: int) -> PyTree:
 
     def cut(x: jax.Array) -> jax.Array:
         if x.shape[axis] % parts:
-            raise InputError(f"A minibatch of {x.shape[axis]} cannot be cut into accumulate={parts} equal parts.")
+            raise InputError(f"A minibatch of {x.shape[axis]} cannot be split into accumulate={parts} equal parts.")
         shape = (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
         return jnp.moveaxis(x.reshape(shape), axis, 0)
 
@@ -27,16 +27,16 @@ def in_parts(tree: PyTree, parts: int, axis: int) -> PyTree:
 
 
 def joined(x: jax.Array, axis: int) -> jax.Array:
-    """What `in_parts` has cut, put together again."""
+    """Undo `in_parts`."""
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
 def mean_over_parts(differentiate: Callable[..., Any], parts: PyTree) -> tuple[Any, Any]:
-    """The mean of a loss, of its metrics and of its gradients over parts, and what else each part gave, stacked.
+    """Return the mean loss, metrics and gradients over parts, and the other outputs of each part, stacked.
 
     Args:
-        differentiate: one part to `((loss, (metrics, rest)), gradients)`.
+        differentiate: maps a part to `((loss, (metrics, rest)), gradients)`.
         parts: leaves `[parts, ...]`.
     """
     count = jax.tree.leaves(parts)[0].shape[0]

@@ -1,4 +1,4 @@
-"""Many metrics as one array, so that a loop stores one row for each turn instead of one scalar for each metric."""
+"""Many metrics in one array, so that a loop stores one row per iteration instead of one scalar per metric."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from lehr.types import Metrics
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class MetricRow:
-    """Metrics side by side, `[..., M]`; their names are static, and so pass through every transformation.
+    """Metrics in one array, `[..., M]`; their names are static, so every JAX transformation preserves them.
 
     >>> _, rows = jax.lax.scan(lambda x, _: (x + 1, MetricRow.of({"a": x, "b": 2 * x})), jnp.float32(0), length=3)
     >>> {name: float(value) for name, value in rows.mean().items()}
@@ -23,10 +23,10 @@ class MetricRow:
 
     @classmethod
     def of(cls, metrics: Metrics) -> "MetricRow":
-        """The row of some scalars."""
+        """Build a row from scalars."""
         names = tuple(sorted(metrics))
         return cls(jnp.stack([metrics[name].astype(jnp.float32) for name in names]), names)
 
     def mean(self) -> Metrics:
-        """Means over the first axis, by name."""
+        """Return means over the first axis, by name."""
         return dict(zip(self.names, jnp.mean(self.values, axis=0), strict=True))

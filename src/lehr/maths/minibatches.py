@@ -1,7 +1,7 @@
-"""Minibatches of a rollout: which samples (indices), and how they are gathered (`take`).
+"""Minibatches of a rollout: draw indices, and gather the samples (`take`).
 
-A rollout is a pytree of arrays `[T, N, ...]`. `MinibatchSource` draws and gathers the minibatches of a whole update, of
-single steps, of segments, or of segments by priority; it is made of the functions below it.
+A rollout is a pytree of arrays `[T, N, ...]`. `MinibatchSource` draws and gathers the minibatches of a whole update: of
+single steps, of segments, or of segments drawn by priority. It uses the functions below it.
 """
 
 import math
@@ -15,7 +15,7 @@ from lehr.errors import InputError
 from lehr.types import Key, PyTree
 
 PRIORITY_FLOOR = 1e-6
-"""A priority below this share of the largest counts as that share."""
+"""Minimum priority, as a fraction of the largest."""
 
 
 Kind = Literal["flat", "segments", "prioritised"]
@@ -23,29 +23,29 @@ Kind = Literal["flat", "segments", "prioritised"]
 
 
 class Minibatch(NamedTuple):
-    """What one gradient step learns from."""
+    """The data of one gradient step."""
 
     data: PyTree
     """Leaves `[B, ...]` of single steps, or `[T, n, ...]` of segments."""
     carry: PyTree
-    """Leaves `[n, ...]`: the memory that its segments begin with; of single steps, the whole carry."""
+    """Leaves `[n, ...]`: initial recurrent states of its segments; for single steps, the whole carry."""
     weights: jax.Array | None
     """float32 `[n]`: importance weights of segments drawn by priority."""
     indices: jax.Array
-    """Which of all steps or segments it holds."""
+    """Indices of its steps or segments."""
 
 
 class MinibatchSource:
-    """The minibatches of an update: it draws indices, and gathers what they point to from one packed array.
+    """The minibatches of an update: draws indices, and gathers their samples from one packed array.
 
     Args:
-        kind: what a minibatch is made of.
+        kind: what minibatches consist of.
         data: leaves `[T, N, ...]`.
-        carry: leaves `[N, ...]`: the memory that segments begin with.
+        carry: leaves `[N, ...]`: initial recurrent states of the segments.
         epochs: passes over the data.
-        count: minibatches in one pass.
-        key: the randomness of the order, and a key for each minibatch.
-        replace: whether a minibatch may hold a segment drawn by priority twice.
+        count: minibatches per pass.
+        key: random key for the order, and for a key per minibatch.
+        replace: draw prioritised segments with replacement.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class MinibatchSource:
         self.steps, self.size = jax.tree.leaves(data)[0].shape[:2]
         if kind == "prioritised" and self.size < count:
             raise InputError(
-                f"{count} minibatches of {self.size} segments would be empty; choose at most {self.size} minibatches, "
-                "or more environments."
+                f"{self.size} segments cannot fill {count} minibatches; choose at most {self.size} minibatches, or "
+                "more environments."
             )
         self.draw_key, self.step_key = jax.random.split(key)
         self.packed, self.unpack = pack(data)
@@ -64,16 +64,16 @@ class MinibatchSource:
             self.packed = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.packed)
 
     def draws(self) -> tuple[Any, Key]:
-        """For every gradient step, what `take` is given, and a key; leaves `[epochs · count, ...]`."""
+        """Return the arguments of `take` and a key for every gradient step; leaves `[epochs · count, ...]`."""
         steps = self.epochs * self.count
         keys = jax.random.split(self.step_key, steps)
-        if self.kind == "prioritised":  # drawn when their turn comes, by the priorities of that time
+        if self.kind == "prioritised":  # drawn later, with the priorities at that step
             return jax.random.split(self.draw_key, steps), keys
         length = self.steps * self.size if self.kind == "flat" else self.size
         return shuffled_epochs(self.draw_key, length, self.count, self.epochs), keys
 
     def take(self, drawn: Any, priorities: Any, exponent: Any = None, importance_exponent: Any = None) -> Minibatch:
-        """The minibatch of one gradient step; priorities `[N]` and exponents count where it is drawn by priority."""
+        """Return the minibatch of one gradient step; only prioritised ones use the priorities `[N]` and exponents."""
         weights = None
         if self.kind == "prioritised":
             indices, chosen = prioritised(
@@ -92,10 +92,10 @@ class MinibatchSource:
 
 
 def permutation(key: Key, length: int) -> jax.Array:
-    """A random order of 0 … length − 1, int32 `[length]`, from one sort of random 32-bit numbers.
+    """Return a random permutation of 0 … length − 1, int32 `[length]`, from one sort of random 32-bit numbers.
 
-    `jax.random.permutation` sorts again, above 1625 elements, to break ties. Here equal numbers keep their
-    order: of two given elements the lower one is first with probability ½ + 2⁻³³, and a shuffle holds a tie with
+    Above 1625 elements, `jax.random.permutation` sorts again to break ties. Here ties keep their order: of two
+    given elements, the lower one is first with probability ½ + 2⁻³³, and a shuffle contains a tie with
     probability about length² / 2³³, 0.05 % for 2048 elements.
 
     >>> sorted(permutation(jax.random.key(0), 4).tolist())
@@ -105,21 +105,21 @@ def permutation(key: Key, length: int) -> jax.Array:
 
 
 def shuffled(key: Key, length: int, count: int) -> jax.Array:
-    """0 … length − 1 in random order, cut into minibatches: int32 `[count, length / count]`.
+    """Split 0 … length − 1 in random order into minibatches: int32 `[count, length / count]`.
 
     >>> shuffled(jax.random.key(0), length=6, count=4)
     Traceback (most recent call last):
-    lehr.errors.InputError: 6 samples cannot be cut into 4 equal minibatches; choose a divisor of 6.
+    lehr.errors.InputError: 6 samples cannot be split into 4 equal minibatches; choose a divisor of 6.
     """
     if count < 1 or length % count:
         raise InputError(
-            f"{length} samples cannot be cut into {count} equal minibatches; choose a divisor of {length}."
+            f"{length} samples cannot be split into {count} equal minibatches; choose a divisor of {length}."
         )
     return permutation(key, length).reshape(count, -1)
 
 
 def shuffled_epochs(key: Key, length: int, count: int, epochs: int) -> jax.Array:
-    """The minibatches of several passes, each in an order of its own: int32 `[epochs · count, length / count]`.
+    """Return the minibatches of several passes, each in a new order: int32 `[epochs · count, length / count]`.
 
     >>> sorted(shuffled_epochs(jax.random.key(0), length=3, count=3, epochs=2)[3:].ravel().tolist())
     [0, 1, 2]
@@ -129,7 +129,7 @@ def shuffled_epochs(key: Key, length: int, count: int, epochs: int) -> jax.Array
 
 
 def take(rollout: PyTree, indices: jax.Array, axis: int) -> PyTree:
-    """Gather along one axis of every leaf, `0 ≤ indices < its length`; the axes of `indices` take its place.
+    """Gather along one axis of every leaf, with `0 ≤ indices < length`; the axes of `indices` replace that axis.
 
     >>> take({"reward": jnp.array([[1, 2, 3], [4, 5, 6]])}, jnp.array([2, 0]), axis=1)["reward"].tolist()
     [[3, 1], [6, 4]]
@@ -138,10 +138,10 @@ def take(rollout: PyTree, indices: jax.Array, axis: int) -> PyTree:
 
 
 def pack(rollout: PyTree, axes: int = 2) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Put all small leaves side by side into one float32 array, so that a minibatch is one gather; and the way back.
+    """Pack all small leaves into one float32 array, so that a minibatch is one gather; also return the inverse.
 
-    Leaves of 32-bit types and bools become `[..., D]` behind their first `axes` axes, integers by their bits. Others,
-    uint8 images for example, stay as they are. The way back works behind any number of leading axes.
+    Leaves of 32-bit types and bools become `[..., D]` after their first `axes` axes; integers keep their bits. Other
+    leaves, such as uint8 images, stay unchanged. The inverse works with any number of leading axes.
 
     >>> rollout = {"action": jnp.array([[1, 2]]), "obs": jnp.ones((1, 2, 3)), "image": jnp.zeros((1, 2), "u1")}
     >>> packed, unpack = pack(rollout)
@@ -185,7 +185,7 @@ def pack(rollout: PyTree, axes: int = 2) -> tuple[PyTree, Callable[[PyTree], PyT
 
 
 def priorities(advantages: jax.Array) -> jax.Array:
-    """Σ_t |A_t,i|, `[N]` from advantages `[T, N]`: how much there is to learn from each segment.
+    """Return the priority of each segment, Σ_t |A_t,i|, `[N]` from advantages `[T, N]`.
 
     >>> priorities(jnp.array([[1.0, -2.0], [-3.0, 0.0]])).tolist()
     [4.0, 2.0]
@@ -202,26 +202,26 @@ def prioritised(
     size: int,
     replace: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw segments by priority (Schaul et al., 2016): indices and importance weights, `[count, size]` each.
+    """Draw segments by priority (Schaul et al., 2016); return indices and importance weights, `[count, size]` each.
 
         P(i) = priority_i^α / Σ_j priority_j^α
         weight_i = (N · P(i))^−β
 
-    The minibatches are drawn independently. A priority below 1e-6 of the largest counts as that much, so that
-    every segment can be drawn and every weight is finite; if all are 0, the draw is uniform. The weights are
-    plain: with β = 1 and replacement, mean(weight · x) is an unbiased estimate of the mean of x over all
-    segments. Schaul et al. divide them by the largest; PufferLib does not, and takes
+    The minibatches are drawn independently. Priorities are raised to at least 1e-6 of the largest, so that every
+    segment can be drawn and every weight is finite; if all are 0, the draw is uniform. The weights are not
+    normalised: with β = 1 and replacement, mean(weight · x) is an unbiased estimate of the mean of x over all
+    segments. Schaul et al. divide them by the largest; PufferLib does not, and uses
     P(i) = (priority_i^α + 1e-6) / (Σ_j priority_j^α + 1e-6).
 
     Args:
-        key: the randomness of all `count` draws.
+        key: random key for all `count` draws.
         priorities: `[N]`, at least 0.
         exponent: α, a scalar; 0 draws uniformly.
         importance_exponent: β, a scalar; 0 makes every weight 1.
-        count: how many minibatches.
-        size: segments in each.
-        replace: whether a minibatch may hold a segment twice. If not, its segments are drawn one after the
-            other, each by P among those left; P(i) is the first draw's, so the weights are approximate.
+        count: number of minibatches.
+        size: segments per minibatch.
+        replace: draw with replacement. Without it, segments are drawn one after the other, each by P among those
+            left; P(i) is that of the first draw, so the weights are approximate.
 
     >>> key, equal = jax.random.key(0), jnp.ones(4)
     >>> indices, weights = prioritised(key, equal, 0.8, 0.4, count=1, size=4, replace=False)
@@ -230,7 +230,7 @@ def prioritised(
     """
     length = len(priorities)
     if not replace and size > length:
-        raise InputError(f"{size} of {length} segments cannot be drawn without replacement; draw fewer, or replace.")
+        raise InputError(f"Cannot draw {size} of {length} segments without replacement; draw fewer, or replace.")
     largest = jnp.max(priorities)
     relative = jnp.where(largest == 0, 1.0, priorities / jnp.where(largest == 0, 1.0, largest))
     log_probability = jax.nn.log_softmax(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)))
@@ -245,7 +245,7 @@ def prioritised(
 
 
 def _inverse_cdf(key: Key, probability: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Independent draws by `probability` `[N]`, its sum taken in integers: float32 is too coarse near 1."""
+    """Draw independently by `probability` `[N]`; cumulative sums are integers, because float32 is too coarse near 1."""
     cumulative = jnp.cumsum(jnp.round(probability * 2.0**31).astype(jnp.uint32))
     uniform = jax.random.randint(key, shape, 0, cumulative[-1], dtype=jnp.uint32)
     return jnp.searchsorted(cumulative, uniform, side="right", method="scan_unrolled")

@@ -1,7 +1,7 @@
-"""Any optax optimiser by name, with its learning rate outside: the rate is multiplied in at the update.
+"""Any optax optimiser by name, without its learning rate, which is multiplied in at the update.
 
-So a learning rate can be scheduled, swept under `vmap`, stopped and resumed like every other coefficient. An optimiser
-that treats each parameter alone works on all of them as one flat vector: on a GPU one kernel instead of one per array.
+This way, a learning rate can be scheduled, swept with `vmap`, stopped and resumed like every other coefficient. An
+elementwise optimiser works on all parameters as one flat vector: on a GPU, one kernel instead of one per array.
 """
 
 import inspect
@@ -22,7 +22,7 @@ _ELEMENTWISE = (
     "adabelief adadelta adagrad adam adamax adamw adan amsgrad lion nadam nadamw radam rmsprop rprop sgd yogi"
 )
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
-"""Optimisers whose update of a parameter depends on that parameter's gradients alone."""
+"""Optimisers whose update of a parameter depends only on that parameter's gradients."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adam": {"eps": 1e-5},
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Step(NamedTuple):
-    """What one update leaves behind."""
+    """The result of one optimiser step."""
 
     params: PyTree
     state: PyTree
@@ -43,11 +43,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimiser:
-    """An optax transformation for a learning rate of 1, and whether it works on one flat vector."""
+    """An optax transformation with learning rate 1; elementwise ones work on one flat vector."""
 
     name: Any
-    """Its name in optax or `optax.contrib`, `module:Name`, an optax transformation that was made for a learning rate of
-    1, or a function that makes one of a `learning_rate`, as `optax.adam` is."""
+    """A name in optax or `optax.contrib`, `module:Name`, an optax transformation with learning rate 1, or a function of
+    `learning_rate` that returns one, like `optax.adam`."""
     options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
@@ -55,21 +55,21 @@ class Optimiser:
 
     @property
     def transformation(self) -> optax.GradientTransformation:
-        """The optax transformation; its learning rate is 1."""
+        """The optax transformation, with learning rate 1."""
         return _transformation(self.name, dict(self.options))
 
     def pack(self, params: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-        """The parameters as this optimiser works on them, and the way back."""
+        """Return the parameters in the form that this optimiser works on, and the inverse function."""
         if isinstance(self.name, str) and self.name in ELEMENTWISE:
             return ravel_pytree(params)
         return params, lambda packed: packed
 
     def init(self, params: PyTree) -> PyTree:
-        """The state for these parameters, not packed."""
+        """Return the initial state for unpacked parameters."""
         return self.transformation.init(self.pack(params)[0])
 
     def step(self, packed: PyTree, state: PyTree, gradients: PyTree, learning_rate: Any, max_grad_norm: Any) -> Step:
-        """One update of packed parameters.
+        """Update packed parameters.
 
             g ← g · min(1, max_grad_norm / ‖g‖)
             θ ← θ − learning_rate · direction(g, state)
@@ -84,7 +84,7 @@ class Optimiser:
         gradients = self.pack(gradients)[0]
         norm = optax.tree.norm(gradients)
         if max_grad_norm is not None:
-            # A norm of 0 must not divide; a norm that is not finite must stay visible, so it is not clipped away.
+            # Avoid dividing by a norm of 0; a non-finite norm stays visible and is not clipped away.
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
             gradients = jax.tree.map(lambda gradient: gradient * scale, gradients)
         directions, state = self.transformation.update(gradients, state, packed)
@@ -95,14 +95,14 @@ class Optimiser:
         return Step(jax.tree.map(moved, packed, directions), state, norm)
 
     def improve(self, params: PyTree, state: PyTree, gradients: PyTree, learning_rate: Any, max_grad_norm: Any) -> Step:
-        """One update of parameters that are not packed; see `step`."""
+        """Update unpacked parameters; see `step`."""
         packed, unpack = self.pack(params)
         step = self.step(packed, state, gradients, learning_rate, max_grad_norm)
         return step._replace(params=unpack(step.params))
 
 
 def optimiser(name: str, options: dict[str, Any] | None = None) -> Optimiser:
-    """The optimiser of this name in optax or `optax.contrib`, with its options.
+    """Return the optimiser with this name in optax or `optax.contrib`, with options.
 
     >>> adam = optimiser("adam", {"b1": 0.5})
     >>> packed, unpack = adam.pack({"w": jnp.ones(2)})
@@ -138,7 +138,7 @@ def _transformation(given: Any, options: dict[str, Any]) -> optax.GradientTransf
 
 
 def _matrices(params: PyTree) -> PyTree:
-    """Which axes of a kernel muon makes orthogonal; biases and scales, `None`, are left to adam."""
+    """Return the axes of each kernel that muon orthogonalises; `None` for biases and scales, which use adam."""
 
     def axes(path: Any, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
         if getattr(path[-1], "key", None) != "kernel" or leaf.ndim < 2:

@@ -8,5 +8,5 @@ from lehr.types import Key
 
 
 def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
-    """Derive the key for a purpose and a time. Stopping and resuming a run does not change it."""
+    """Derive a key for a purpose and a clock value. Stopping and resuming a run does not change it."""
     return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(purpose.encode())), clock)

@@ -23,7 +23,7 @@ def linear_recurrence(
         increment: `[T, ...]`; the result has its dtype.
         reverse: solve from the last row to the first; `False` solves x_t = decay_t · x_{t−1} + increment_t from
             x_{−1} = 0.
-        method: "scan" takes T small steps in one pass over the data, "associative" about 2·log₂(T) larger
+        method: "scan" takes T small steps in one pass over the data; "associative" takes about 2·log₂(T) larger
             steps in several passes. `None` uses "scan" on a CPU, where it is faster, and "associative" on an
             accelerator, where each step is a kernel launch.
 

@@ -1,8 +1,8 @@
-"""Networks: written with flax.nnx, carried as a plain dict of arrays.
+"""Networks: defined with flax.nnx, with parameters as a plain dict of arrays.
 
-`actor_critic(observation_space, action_space, config, key)` makes the network of the on-policy algorithms; `build`
-turns any nnx module into such a pair of a static network and its parameters. A torso of your own goes into a
-`NetworkConfig`, see `lehr.networks.custom`; a whole network of your own has the methods of `ActorCriticLike`.
+`actor_critic(observation_space, action_space, config, key)` builds the network of the on-policy algorithms; `build`
+splits any nnx module into a static network and its parameters. Pass your own torso in a `NetworkConfig` (see
+`lehr.networks.custom`), or write a whole network with the methods of `ActorCriticLike`.
 """
 
 from lehr.networks.actor_critic import ActorCritic, ActorCriticNetwork, NetworkConfig, actor_critic

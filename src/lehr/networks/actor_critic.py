@@ -1,4 +1,4 @@
-"""The network of the on-policy algorithms: a policy and a value, built from two spaces and a `NetworkConfig`.
+"""The network of the on-policy algorithms: policy and value, built from two spaces and a `NetworkConfig`.
 
 >>> from lehr.spaces import Box, Discrete
 >>> network, params = actor_critic(Box(-1, 1, (4,)), Discrete(2), NetworkConfig(), jax.random.key(0))
@@ -36,39 +36,38 @@ TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """The architecture of an actor and a critic."""
+    """Architecture of an actor and a critic."""
 
     torso: Plugin = "auto"
-    """mlp, cnn, lstm, gru or mingru; auto is cnn where there is one image and mlp elsewhere. Your own is given by name,
-    module:Name, or in Python as a class or function; see lehr.networks.custom."""
+    """Torso: mlp, cnn, lstm, gru, mingru, or auto (cnn for an image, else mlp); or your own, as module:Name or, in
+    Python, a class or function."""
     critic_torso: Plugin | None = None
-    """The critic's torso where it is another: mlp beside a recurrent actor gives a critic without memory."""
+    """Torso of the critic, if it differs: mlp with a recurrent actor gives a feed-forward critic."""
     shared: bool = False
-    """Whether actor and critic share one torso."""
+    """Share one torso between actor and critic."""
     hidden_sizes: tuple[int, ...] | None = None
-    """Dense layers. By default 64, 64; after convolutions one of 128 (small images) or 512; before a memory one of its
-    size. With a memory these layers, or the convolutions and these, encode its input; () leaves them out."""
+    """Sizes of the dense layers; by default 64,64, after convolutions 128 (small images) or 512, before a recurrent
+    layer one of its size; () for no dense layers."""
     critic_hidden_sizes: tuple[int, ...] | None = None
-    """The critic's dense layers where they are others; by default those of hidden_sizes."""
+    """Sizes of the critic's dense layers; by default hidden_sizes."""
     recurrent_size: int = 128
-    """Size of the memory of lstm, gru and mingru."""
+    """Size of the recurrent layer of lstm, gru and mingru."""
     activation: Plugin = "auto"
-    """tanh, relu, gelu, silu or elu; auto is relu with convolutions and tanh elsewhere. Your own is any function of an
-    array, given by name, module:Name, or in Python as the function."""
+    """Activation: tanh, relu, gelu, silu, elu, or auto (relu after convolutions, else tanh); in Python, a function."""
     layer_norm: bool = False
-    """Whether each dense layer is normalised before its activation."""
+    """Apply layer normalisation before the activation of each dense layer."""
     actor_obs: tuple[str, ...] | None = None
-    """The keys of a Dict observation that the actor sees; by default all."""
+    """Keys of a Dict observation that the actor sees; by default all."""
     critic_obs: tuple[str, ...] | None = None
-    """The keys of a Dict observation that the critic sees; by default all."""
+    """Keys of a Dict observation that the critic sees; by default all."""
     distribution: str = "normal"
-    """For actions in a Box: normal (to be clipped by the environment) or tanh_normal (squashed onto the Box)."""
+    """Distribution of Box actions: normal (clipped to the Box) or tanh_normal (squashed into the Box)."""
     state_dependent_std: bool = False
-    """Whether log σ is an output of the network instead of a parameter."""
+    """Make log σ an output of the network instead of a parameter."""
     initial_log_std: float = 0.0
-    """log σ at the start."""
+    """Initial log σ."""
     dtype: str = "float32"
-    """Computation in float32 or bfloat16; parameters, carry, heads and outputs stay float32."""
+    """Dtype of the computation, float32 or bfloat16; parameters, carry, heads and outputs stay float32."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_sizes", "critic_hidden_sizes", "actor_obs", "critic_obs"):
@@ -85,7 +84,7 @@ class NetworkConfig:
             given = getattr(self, name)
             if name in _OWN and callable(given):
                 if not isinstance(given, Hashable):
-                    raise InputError(f"{name} is {given!r}, which has no hash: give a function or a class instead.")
+                    raise InputError(f"{name} is {given!r}, which is not hashable: give a function or a class instead.")
             elif given not in known and not (name in _OWN and plugins.is_reference(given)):
                 raise InputError(f"{name} is {given!r}; {closest(str(given), filter(None, known))}")
         for name, sizes in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
@@ -98,25 +97,25 @@ class NetworkConfig:
         same_torso = self.critic_torso in (None, self.torso) and same_sizes
         if self.shared and not (same_torso and self.actor_obs == self.critic_obs):
             raise InputError(
-                "shared=True gives actor and critic one torso, but critic_torso, critic_hidden_sizes, actor_obs or "
-                "critic_obs makes them differ: remove these, or set shared=False."
+                "shared is True, but critic_torso, critic_hidden_sizes, actor_obs or critic_obs makes actor and critic "
+                "differ: remove these, or set shared=False."
             )
         if all(map(_is_own, (self.torso, self.critic_torso or self.torso))):
             unused = ("hidden_sizes", "critic_hidden_sizes", "activation", "layer_norm", "dtype")
             for field in fields(self):
                 if field.name in unused and getattr(self, field.name) != field.default:
                     raise InputError(
-                        f"{field.name} is {getattr(self, field.name)}, but the torso {_name(self.torso)} is not one of "
-                        f"Lehr's, and makes its layers by itself: remove {field.name}."
+                        f"{field.name} is {getattr(self, field.name)}, but the torso {_name(self.torso)} is not built "
+                        f"in and creates its own layers: remove {field.name}."
                     )
 
 
 _OWN = "torso", "critic_torso", "activation"
-"""The fields that take something of the user's own."""
+"""The fields that accept the user's own objects."""
 
 
 def _is_own(torso: Any) -> bool:
-    """Whether a torso is the user's own, given itself or as `module:Name`."""
+    """Whether a torso is the user's own, given as an object or as `module:Name`."""
     return torso not in TORSOS
 
 
@@ -125,7 +124,7 @@ def _name(given: Any) -> str:
 
 
 class ActorCritic(nnx.Module):
-    """A trunk that gives features to two heads, one for the policy and one for the value."""
+    """A trunk that computes features, with one head for the policy and one for the value."""
 
     def __init__(self, observation_space: Space, action_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> None:
         self.observation_space = observation_space
@@ -135,18 +134,18 @@ class ActorCritic(nnx.Module):
         self.value_head = linear(critic_features, 1, gain=1.0, rngs=rngs)
 
     def act(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
-        """The policy alone."""
+        """Return the policy only."""
         if outputs := self._by_kernel(obs, "policy"):
             return carry, self.policy_head.distribution(outputs[0])
         carry, features = self.actor_features(carry, obs, reset)
         return carry, self.policy(features)
 
     def actor_features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array]:
-        """What the policy's head sees at one step, never by a kernel."""
+        """Return the input of the policy head at one step, computed in plain JAX."""
         return self.trunk.actor(reset_carry(carry, reset), obs)
 
     def value(self, carry: Carry, obs: PyTree) -> jax.Array:
-        """The value alone."""
+        """Return the value only."""
         if outputs := self._by_kernel(obs, "value"):
             return outputs[0][..., 0]
 
@@ -158,36 +157,36 @@ class ActorCritic(nnx.Module):
         return some_at_a_time(evaluate, self.observation_space, obs)
 
     def step(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
-        """Policy and value."""
+        """Return policy and value."""
         if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
         carry, actor, critic = self.trunk.step(reset_carry(carry, reset), obs)
         return carry, self.policy(actor), self.head_value(critic)
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
-        """Policy and value over `T` steps."""
+        """Return policy and value over `T` steps."""
         if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
         carry, actor, critic = self.features(carry, obs, reset)
         return carry, self.policy(actor), self.head_value(critic)
 
     def features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
-        """What the two heads see over `T` steps, never by a kernel."""
+        """Return the inputs of both heads over `T` steps, computed in plain JAX."""
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
         return carry, actor.astype(jnp.float32), critic.astype(jnp.float32)
 
     def policy(self, features: jax.Array) -> Distribution:
-        """The policy of an actor's features."""
+        """Return the policy for the actor's features."""
         return self.policy_head(features)
 
     def head_value(self, features: jax.Array) -> jax.Array:
-        """The value of a critic's features."""
+        """Return the value for the critic's features."""
         return self.value_head(features)[..., 0]
 
     def _by_kernel(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
-        """The outputs of the policy's layer, the value's, or both, by one kernel; `None` where plain JAX is to do it.
+        """Compute the outputs of the policy layer, the value layer, or both with one kernel; `None` without a kernel.
 
-        With a `Twin` nothing is remembered, so that the carry stays as it is.
+        A `Twin` is not recurrent, so the carry does not change.
         """
         if not isinstance(self.trunk, Twin):
             return None
@@ -196,16 +195,16 @@ class ActorCritic(nnx.Module):
 
 
 class ActorCriticNetwork(Network[ActorCritic]):
-    """What an algorithm holds: the methods of an `ActorCritic` as functions of its parameters.
+    """The methods of an `ActorCritic` as pure functions of its parameters, for use by algorithms.
 
     Observations are batched, `[N, ...]`, or `[T, N, ...]` in `unroll`. `reset` is true where an observation is the
-    first of its episode: the memory is cleared before it is looked at. A feed-forward network takes any leading axes
-    everywhere, and looks neither at the carry nor at `reset`.
+    first of its episode: the recurrent state is reset before it. A feed-forward network accepts any leading axes
+    everywhere, and ignores the carry and `reset`.
     """
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether anything is remembered, by the actor or the critic."""
+        """Whether the actor or the critic is recurrent."""
         return self.module.trunk.is_recurrent
 
     @property
@@ -220,68 +219,68 @@ class ActorCriticNetwork(Network[ActorCritic]):
 
     @property
     def observation_space(self) -> Space:
-        """What the network was built for."""
+        """The observation space that the network was built for."""
         return self.module.observation_space
 
     @property
     def feature_sizes(self) -> tuple[int, int]:
-        """How many features the policy and the value are made of."""
+        """Number of features of the policy and of the value."""
         return self.module.trunk.out_features
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
-        """Zeros, `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered."""
+        """Return zeros, `{"actor": ..., "critic": ...}`; a feed-forward part is `()`."""
         return self.module.trunk.initial_carry(batch_shape)
 
     def act(self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
-        """The next carry and the policy `[N]`. The critic is not evaluated; a memory of its own stays as it is."""
+        """Return the next carry and the policy `[N]`. The critic is not evaluated; its own carry does not change."""
         return self.bind(params).act(carry, obs, reset)
 
     def actor_features(self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array]:
-        """The next carry, and what the policy's head sees, `[N, F]`; `act` gives `policy(params, actor_features)`.
+        """Return the next carry, and the input of the policy head, `[N, F]`; `act` is `policy(params, actor_features)`.
 
-        In plain JAX, as `features`, but of one step and of the actor alone.
+        Computed in plain JAX, like `features`, but for one step and for the actor only.
         """
         return self.bind(params).actor_features(carry, obs, reset)
 
     def value(self, params: Params, carry: Carry, obs: PyTree) -> jax.Array:
-        """The value `[N]` of observations that follow the carry in their episode. The actor is not evaluated.
+        """Return the value `[N]` of observations that follow the carry in their episode. The actor is not evaluated.
 
-        A critic without memory takes a whole rollout, `[T, N, ...]` to `[T, N]`, and looks at some steps at a time.
+        A feed-forward critic accepts a whole rollout, `[T, N, ...]` to `[T, N]`, and evaluates a few steps at a time.
         """
         return self.bind(params).value(carry, obs)
 
     def step(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
     ) -> tuple[Carry, Distribution, jax.Array]:
-        """The next carry, the policy `[N]` and the value `[N]`."""
+        """Return the next carry, the policy `[N]` and the value `[N]`."""
         return self.bind(params).step(carry, obs, reset)
 
     def unroll(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
     ) -> tuple[Carry, Distribution, jax.Array]:
-        """The last carry, the policy `[T, N]` and the value `[T, N]`, from the carry before the first step."""
+        """Return the last carry, the policy `[T, N]` and the value `[T, N]`, given the carry before the first step."""
         return self.bind(params).unroll(carry, obs, reset)
 
     def features(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
     ) -> tuple[Carry, jax.Array, jax.Array]:
-        """The last carry, and what the heads of actor and critic see, float32 `[T, N, F]` for each of `feature_sizes`.
+        """Return the last carry, and the inputs of both heads, float32 `[T, N, F]` for each of `feature_sizes`.
 
-        Always in plain JAX, which can be differentiated forward and more than once. `unroll` gives
+        Always computed in plain JAX, which supports forward-mode and higher derivatives. `unroll` returns
         `policy(params, actor_features)` and `head_value(params, critic_features)`, up to rounding.
         """
         return self.bind(params).features(carry, obs, reset)
 
     def policy(self, params: Params, actor_features: jax.Array) -> Distribution:
-        """The policy `[...]` of the actor's features `[..., F]`."""
+        """Return the policy `[...]` for the actor's features `[..., F]`."""
         return self.bind(params).policy(actor_features)
 
     def head_value(self, params: Params, critic_features: jax.Array) -> jax.Array:
-        """The value `[...]` of the critic's features `[..., F]`."""
+        """Return the value `[...]` for the critic's features `[..., F]`."""
         return self.bind(params).head_value(critic_features)
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """The parameters that the policy depends on and those that the value does; refused where they share a torso."""
+        """Return the parameters of the policy and those of the value; an error if they share a torso."""
         actor, critic = self.module.trunk.split(params.get("trunk", {}))
         return (
             {"trunk": actor, "policy_head": params["policy_head"]},
@@ -289,7 +288,7 @@ class ActorCriticNetwork(Network[ActorCritic]):
         )
 
     def merge(self, actor: Params, critic: Params) -> Params:
-        """The parameters that were split."""
+        """Merge the parameters from `split`."""
         trunk = self.module.trunk.merge(actor["trunk"], critic["trunk"])
         heads = {"policy_head": actor["policy_head"], "value_head": critic["value_head"]}
         return {**heads, "trunk": trunk} if trunk else heads
@@ -305,12 +304,12 @@ def actor_critic(
 
 @functools.cache
 def _maker(observation_space: Space, action_space: Space, config: NetworkConfig) -> Callable[[nnx.Rngs], ActorCritic]:
-    """One function for equal arguments, so that `build` compiles once for them."""
+    """Return the same function for equal arguments, so that `build` compiles once for them."""
     return lambda rngs: ActorCritic(observation_space, action_space, config, rngs)
 
 
 def _trunk(space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Shared | Separate | Twin:
-    """One torso where it is shared; where both are MLPs on the same vector, both evaluated together."""
+    """Build the trunk: one shared torso, two separate ones, or two MLPs on the same vector, evaluated together."""
     actor = _torso(space, config.actor_obs, config.torso, config.hidden_sizes, config, rngs)
     if config.shared:
         return Shared(actor)
@@ -333,7 +332,7 @@ def _torso(
     config: NetworkConfig,
     rngs: nnx.Rngs,
 ) -> AnyTorso:
-    """An encoder for the selected part of an observation, and a memory if the kind has one; or the user's own."""
+    """Build a torso: an encoder of the selected observations, with a recurrent layer if needed; or the user's own."""
     if _is_own(kind):
         make = plugins.import_object(kind, "torso") if isinstance(kind, str) else kind
         return CustomTorso(space, keys, make, rngs)
@@ -385,4 +384,4 @@ def _policy_head(in_features: int, space: Space, config: NetworkConfig, rngs: nn
                 initial_log_std=config.initial_log_std,
                 rngs=rngs,
             )
-    raise InputError(f"Actions are in {space}, but a policy needs a Discrete, MultiDiscrete or Box: convert the space.")
+    raise InputError(f"The action space is {space}, but a policy needs Discrete, MultiDiscrete or Box: convert it.")

@@ -1,4 +1,4 @@
-"""The only glue to `flax.nnx`: modules are written with it, and carried as a plain dict of arrays.
+"""The interface to `flax.nnx`: split a module into a static network and a plain dict of arrays.
 
 >>> network, params = build(lambda rngs: nnx.Linear(3, 2, rngs=rngs), jax.random.key(0))
 >>> jax.tree.map(jnp.shape, params)
@@ -21,29 +21,29 @@ from lehr.errors import InputError
 from lehr.types import Key
 
 Params: TypeAlias = dict[str, Any]
-"""A nested dict of arrays, with text keys."""
+"""A nested dict of arrays with string keys."""
 
 ModuleType = TypeVar("ModuleType", bound=nnx.Module)
 
 
 @dataclass(frozen=True)
 class Network(Generic[ModuleType]):
-    """A module without its parameters: a static, hashable value, equal for equal architectures."""
+    """A module without its parameters: a static, hashable value. Equal architectures compare equal."""
 
     graphdef: nnx.GraphDef
     module: ModuleType = field(compare=False, repr=False)
-    """The module with shapes in place of parameters, for what does not depend on them."""
+    """The module with shapes in place of parameters, for everything that does not depend on them."""
 
     def __hash__(self) -> int:
         return self._hash
 
     @functools.cached_property
     def _hash(self) -> int:
-        """Kept, since a static argument is hashed at every call and a graphdef is large."""
+        """Cached, because a static argument is hashed at every call and a graphdef is large."""
         return hash(self.graphdef)
 
     def bind(self, params: Params) -> ModuleType:
-        """The module with these parameters, for use inside one traced function."""
+        """Return the module with these parameters, for use inside one traced function."""
         return nnx.merge(self.graphdef, nnx.restore_int_paths(params))
 
     def apply(self, params: Params, method: str, *args: Any) -> Any:
@@ -52,10 +52,10 @@ class Network(Generic[ModuleType]):
 
 
 def build(make: Callable[[nnx.Rngs], ModuleType], key: Key) -> tuple[Network[ModuleType], Params]:
-    """Make a module, and part it into a static network and its parameters.
+    """Create a module, and split it into a static network and its parameters.
 
-    The module may hold parameters only: a carry, random numbers and statistics are arguments of its methods. The
-    initialisation is compiled, once for each `make`; it may itself be part of a traced function.
+    The module may only hold parameters: pass a carry, random numbers and statistics to its methods as arguments. The
+    initialisation is compiled, once per `make`, and may itself be part of a traced function.
     """
     graphdef, params = _initialise(make, key)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
@@ -67,25 +67,25 @@ def _initialise(make: Callable[[nnx.Rngs], nnx.Module], key: Key) -> tuple[nnx.G
     graphdef, state, *others = nnx.split(make(nnx.Rngs(key)), nnx.Param, ...)
     if any(others):
         raise InputError(
-            f"The module holds state that is not nnx.Param under {sorted(map(str, others[0]))}: a network carries "
-            "parameters only, so pass everything else to its methods as arguments."
+            f"The module holds state that is not nnx.Param under {sorted(map(str, others[0]))}: a network may only "
+            "hold parameters, so pass everything else to its methods as arguments."
         )
     return graphdef, _text_keys(nnx.to_pure_dict(state))
 
 
 def _text_keys(tree: dict[Any, Any]) -> Params:
-    """The same nested dict with text keys: nnx numbers the members of a list."""
+    """Convert the keys of a nested dict to strings; nnx uses integers for the members of a list."""
     return {str(key): _text_keys(value) if isinstance(value, dict) else value for key, value in tree.items()}
 
 
 class Stacked(nnx.Module):
-    """Modules of one structure held as one: every parameter is stacked on a leading axis.
+    """Modules of the same structure in one: every parameter is stacked on a leading axis.
 
-    On a GPU a small network is limited by the number of its kernels, not by their size. Two MLPs on one input take
-    half the kernels when evaluated together: their first layers are one matrix product, each later pair one batched
-    product. Past `together_rows` inputs memory traffic is the limit, and one after the other is faster. (Gradient of
-    two 64 × 64 MLPs on one H200, together against apart: 0.051 and 0.063 ms for 1,024 inputs, 0.145 and 0.158 for
-    32,768, but 1.72 and 1.52 for 524,288.)
+    On a GPU, the speed of a small network is limited by the number of kernels, not by their size. Evaluated together,
+    two MLPs on the same input need half the kernels: their first layers are one matrix product, each later pair one
+    batched product. Above `together_rows` inputs, memory traffic is the limit, and evaluating them one after the other
+    is faster. (Gradient of two 64 × 64 MLPs on one H200, together and apart: 0.051 and 0.063 ms for 1,024 inputs, 0.145
+    and 0.158 for 32,768, but 1.72 and 1.52 for 524,288.)
     """
 
     together_rows: ClassVar[int] = 131_072
@@ -97,15 +97,15 @@ class Stacked(nnx.Module):
         self.stack = nnx.merge(graphdef, jax.tree.map(lambda *leaves: jnp.stack(leaves), *states))
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """The results of all modules on the same input `[..., F]`."""
+        """Return the outputs of all modules for the same input `[..., F]`."""
         if math.prod(x.shape[:-1]) > self.together_rows:
             return tuple(self.only(index, x) for index in range(self.count))
         graphdef, state = nnx.split(self.stack)
-        # The input is repeated, small as it is, so that all products have the modules' axis in front: no transposes.
+        # Repeat the small input, so that all products have the modules' axis in front and need no transposes.
         repeated = jnp.broadcast_to(x, (self.count, *x.shape))
         return tuple(jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(nnx.to_pure_dict(state), repeated))
 
     def only(self, index: int, x: jax.Array) -> jax.Array:
-        """The result of one module."""
+        """Return the output of one module."""
         graphdef, state = nnx.split(self.stack)
         return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[index], nnx.to_pure_dict(state)))(x)

@@ -1,14 +1,14 @@
-"""A torso of the user's own in an actor-critic: everything around it stays as it is.
+"""Your own torso in an actor-critic network.
 
-Such a torso is an nnx module, made by a class or function `(observation_space, rngs) -> module`, that says the size of
-its features as `out_features`:
+A torso is an nnx module, created by a class or function `(observation_space, rngs) -> module`, with the number of its
+features in `out_features`:
 
-- without memory: `module(obs)`, a batch of observations, leaves `[N, ...]`, to features `[N, out_features]`;
-- with memory: `initial_carry(batch_shape)`, `step(carry, obs)` and `unroll(carry, obs, reset)`, with the meaning that
-  they have in `lehr.networks.memory`. Leaves of a carry are `[*batch_shape, size]`, and zeros are an empty memory.
+- feed-forward: `module(obs)` maps a batch of observations, leaves `[N, ...]`, to features `[N, out_features]`;
+- recurrent: `initial_carry(batch_shape)`, `step(carry, obs)` and `unroll(carry, obs, reset)`, as in
+  `lehr.networks.memory`. Leaves of a carry are `[*batch_shape, size]`, and zeros are the initial state.
 
-Observations come as they are in the environment's space, bytes as bytes and integers as integers; where `actor_obs` or
-`critic_obs` selects keys of a `Dict`, with these keys alone.
+Observations have the dtypes of the environment's space: bytes stay bytes, integers stay integers. If `actor_obs` or
+`critic_obs` selects keys of a `Dict`, the torso only sees these keys.
 
 >>> class Squares(nnx.Module):
 ...     def __init__(self, observation_space, rngs):
@@ -37,13 +37,13 @@ from lehr.spaces import Space
 from lehr.types import PyTree
 
 TorsoMaker: TypeAlias = Callable[..., nnx.Module]
-"""`(observation_space, rngs)` to a module, such as a subclass of `nnx.Module` with these arguments."""
+"""Maps `(observation_space, rngs)` to a module, for example a subclass of `nnx.Module` with these arguments."""
 
 _MEMORY = "initial_carry", "step", "unroll"
 
 
 class CustomTorso(nnx.Module):
-    """A module of the user's own, under the methods of a `Torso`."""
+    """The user's own module, with the methods of a `Torso`."""
 
     def __init__(
         self, observation_space: Space, keys: tuple[str, ...] | None, make: TorsoMaker, rngs: nnx.Rngs
@@ -57,15 +57,15 @@ class CustomTorso(nnx.Module):
         _check(self, name)
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
-        """Zeros, or `()` without memory."""
+        """Return zeros, or `()` if the torso is not recurrent."""
         return self._module.initial_carry(batch_shape) if self.is_recurrent else ()
 
     def step(self, carry: PyTree, obs: PyTree) -> tuple[PyTree, jax.Array]:
-        """One step: the next carry and features `[N, F]`; without memory of any leading axes."""
+        """Return the next carry and features `[N, F]`; a feed-forward torso accepts any leading axes."""
         return self._module.step(carry, self._seen(obs)) if self.is_recurrent else (carry, self._encode(obs))
 
     def unroll(self, carry: PyTree, obs: PyTree, reset: jax.Array) -> tuple[PyTree, jax.Array]:
-        """`T` steps: the last carry and features `[T, N, F]`."""
+        """Return the last carry and features `[T, N, F]` of `T` steps."""
         if not self.is_recurrent:
             return carry, self._encode(obs)
         return self._module.unroll(carry, self._seen(obs), reset)
@@ -78,7 +78,7 @@ class CustomTorso(nnx.Module):
         return obs if self.keys is None else {key: obs[key] for key in self.keys}
 
     def _encode(self, obs: PyTree) -> jax.Array:
-        """Features of single observations. The module sees one leading axis, whatever there are."""
+        """Return features of single observations. The module always sees one leading axis."""
         obs, encode = self._seen(obs), self._module.__call__
         axes = len(batch_shape(self.space, obs))
         if axes == 0:
@@ -90,19 +90,19 @@ class CustomTorso(nnx.Module):
 
 def _made(make: TorsoMaker, name: str, space: Space, rngs: nnx.Rngs) -> nnx.Module:
     try:
-        if inspect.isclass(make):  # nnx calls it by a metaclass, which takes anything
+        if inspect.isclass(make):  # nnx's metaclass has a signature that accepts anything
             inspect.signature(make.__init__).bind(None, space, rngs=rngs)
         else:
             inspect.signature(make).bind(space, rngs=rngs)
     except TypeError as error:
         raise InputError(
-            f"The torso {name} is called as {name}(observation_space, rngs=rngs), but {error}: give it these arguments."
+            f"The torso {name} is called as {name}(observation_space, rngs=rngs), but {error}: accept these arguments."
         ) from None
     module: Any = make(space, rngs=rngs)
     if not isinstance(module, nnx.Module):
         raise InputError(
-            f"The torso {name} made a {type(module).__name__}, but a torso is an nnx.Module: return one, or give a "
-            "subclass of nnx.Module."
+            f"The torso {name} returned a {type(module).__name__}, but a torso must be an nnx.Module: return one, or "
+            "give a subclass of nnx.Module."
         )
     return module
 
@@ -110,29 +110,29 @@ def _made(make: TorsoMaker, name: str, space: Space, rngs: nnx.Rngs) -> nnx.Modu
 def _out_features(module: nnx.Module, name: str) -> int:
     size = getattr(module, "out_features", None)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        given = "has no out_features" if size is None else f"has {size!r} as its out_features"
+        given = "has no out_features" if size is None else f"has out_features {size!r}"
         raise InputError(
-            f"The torso {name} {given}: set self.out_features to the number of features that it gives, such as 64."
+            f"The torso {name} {given}: set self.out_features to the number of features it returns, such as 64."
         )
     return size
 
 
 def _has_memory(module: nnx.Module, name: str) -> bool:
-    """Whether the module has the methods of a memory; some of them are too few."""
+    """Whether the module has the methods of a recurrent torso; an error if it has only some of them."""
     found = [method for method in _MEMORY if hasattr(module, method)]
     if found and len(found) < len(_MEMORY):
         missing = [method for method in _MEMORY if method not in found]
         raise InputError(
-            f"The torso {name} has {' and '.join(found)} but not {' and '.join(missing)}: a memory needs "
-            f"{', '.join(_MEMORY)}; one without memory needs __call__ alone."
+            f"The torso {name} has {' and '.join(found)} but not {' and '.join(missing)}: a recurrent torso needs "
+            f"{', '.join(_MEMORY)}; a feed-forward torso only needs __call__."
         )
     if not found and not callable(module):
-        raise InputError(f"The torso {name} has no __call__: define __call__(self, obs), which gives the features.")
+        raise InputError(f"The torso {name} has no __call__: define __call__(self, obs), which returns the features.")
     return bool(found)
 
 
 def _check(torso: CustomTorso, name: str) -> None:
-    """Try the torso on shapes: what does not fit is said here, and not by a layer after it."""
+    """Trace the torso on shapes, so that a mismatch is reported here and not by a later layer."""
     one = jax.eval_shape(torso.space.sample, jax.random.key(0))
     seen, seen_over_time = (
         jax.tree.map(lambda x, lead=lead: jax.ShapeDtypeStruct((*lead, *x.shape), x.dtype), one)
@@ -150,27 +150,27 @@ def _check(torso: CustomTorso, name: str) -> None:
     }
     for method, (outputs, shape) in calls.items():
         if not isinstance(outputs, tuple) or len(outputs) != 2:
-            raise InputError(f"The torso {name} must give the next carry and the features, two things, in {method}.")
+            raise InputError(f"The torso {name} must return two values from {method}: the next carry and the features.")
         after, features = outputs
         _require(name, method, features, shape)
         if _layout(after) != _layout(carry):
             raise InputError(
-                f"The torso {name} begins with the carry {_layout(carry)[1]}, but {method} gives {_layout(after)[1]}: "
-                "a carry keeps its structure, its shapes and its dtypes."
+                f"The torso {name} starts with the carry {_layout(carry)[1]}, but {method} returns "
+                f"{_layout(after)[1]}: a carry must keep its structure, shapes and dtypes."
             )
 
 
 def _require(name: str, method: str, features: Any, shape: tuple[int, ...]) -> None:
     found = getattr(features, "shape", None)
     if found is None:
-        raise InputError(f"The torso {name} gave a {type(features).__name__} in {method}, but features are one array.")
+        raise InputError(f"The torso {name} returned a {type(features).__name__} from {method}: return one array.")
     if found != shape:
         raise InputError(
-            f"The torso {name} gave features of shape {found} in {method}, but {shape} is expected, whose last axis is "
-            "out_features: correct either."
+            f"The torso {name} returned features of shape {found} from {method}, expected {shape}, whose last axis is "
+            "out_features: correct one of them."
         )
     if not jnp.issubdtype(features.dtype, jnp.floating):
-        raise InputError(f"The torso {name} gave features of type {features.dtype} in {method}: make them floats.")
+        raise InputError(f"The torso {name} returned features of type {features.dtype} from {method}: return floats.")
 
 
 def _layout(carry: PyTree) -> tuple[Any, list[Any]]:

@@ -1,4 +1,4 @@
-"""From features to a distribution over actions. Heads compute in float32, whatever came before."""
+"""Heads map features to a distribution over actions. They always compute in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from lehr.maths.distributions import Categorical, Distribution, MultiCategorical
 from lehr.spaces import Box, Discrete, MultiDiscrete
 
 LOG_STD_RANGE = (-10.0, 2.0)
-"""Where a log σ that depends on the state is held: an observation never seen before must not blow up the policy."""
+"""Bounds of a state-dependent log σ, so that an unfamiliar observation cannot blow up the policy."""
 
 
 class CategoricalHead(nnx.Module):
@@ -30,12 +30,12 @@ class CategoricalHead(nnx.Module):
         return self.distribution(self.layer(features))
 
     def distribution(self, logits: jax.Array) -> Distribution:
-        """What the layer gives, as a distribution."""
+        """Return the distribution for the outputs of the layer."""
         return Categorical(logits) if self.nvec is None else MultiCategorical(logits, self.nvec)
 
 
 class NormalHead(nnx.Module):
-    """Mean and log σ for actions in a `Box` of one axis; log σ is a parameter, or a function of the state."""
+    """Mean and log σ for actions in a one-dimensional `Box`; log σ is a parameter, or a function of the state."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class NormalHead(nnx.Module):
     ) -> None:
         if len(space.shape) != 1:
             raise InputError(
-                f"Actions have shape {space.shape}, but a policy needs one axis: flatten the action space."
+                f"Actions have shape {space.shape}, but a policy needs exactly one axis: flatten the action space."
             )
         if squash and not space.bounded:
             raise InputError(
-                f"'tanh_normal' squashes actions onto a bounded Box, but this one is {space}: use 'normal'."
+                f"distribution is 'tanh_normal', which needs a bounded Box, but actions are in {space}: use 'normal'."
             )
         (size,) = space.shape
         self.bounds = (tuple(space.low.tolist()), tuple(space.high.tolist())) if squash else None
@@ -75,7 +75,7 @@ class NormalHead(nnx.Module):
         return self.distribution(self.layer(features))
 
     def distribution(self, outputs: jax.Array) -> Distribution:
-        """What the layer gives, as a distribution."""
+        """Return the distribution for the outputs of the layer."""
         if self.state_dependent_std:
             mean, change = jnp.split(outputs, 2, -1)
             log_std = jnp.clip(self.initial_log_std + change, *LOG_STD_RANGE)
@@ -86,6 +86,6 @@ class NormalHead(nnx.Module):
 
 
 def linear(in_features: int, out_features: int, *, gain: float, rngs: nnx.Rngs) -> nnx.Linear:
-    """A layer without activation that starts orthogonal."""
+    """Return a linear layer with orthogonal initialisation."""
     init = nnx.initializers.orthogonal(gain)
     return nnx.Linear(in_features, out_features, kernel_init=init, dtype=jnp.float32, rngs=rngs)

@@ -1,14 +1,14 @@
-"""Recurrent torsos: what a network remembers from step to step.
+"""Recurrent layers.
 
-All of them share one protocol, for sequences of `T` steps in `N` environments:
+All of them implement one protocol, for sequences of `T` steps in `N` environments:
 
 - `initial_carry(batch_shape)`: zeros, `[*batch_shape, size]` for each part of the carry;
 - `step(carry, x)`: one step, `[N, in_features]` to the next carry and features `[N, size]`;
 - `unroll(carry, x, reset)`: `T` steps, `[T, N, in_features]` to the last carry and features `[T, N, size]`. Where
-  `reset[t]` is true, `x[t]` begins an episode, and the carry is zeroed before step `t`.
+  `reset[t]` is true, `x[t]` is the first of an episode, and the carry is set to zero before step `t`.
 
-The products with the input do not wait for the carry: `unroll` does them for all steps at once. The carry is float32
-whatever the `dtype` of the computation.
+Products with the input do not depend on the carry, so `unroll` computes them for all steps at once. The carry is always
+float32, whatever the `dtype` of the computation.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ Carry = TypeVar("Carry")
 class LSTM(nnx.Module):
     """Long short-term memory, with a carry `(h, c)`.
 
-    `i, f, g, o = x W + h U + b`; `c ← σ(f + 1) c + σ(i) tanh(g)`; `h ← σ(o) tanh(c)`. The 1 lets a new memory keep
-    what it has seen.
+    `i, f, g, o = x W + h U + b`; `c ← σ(f + 1) c + σ(i) tanh(g)`; `h ← σ(o) tanh(c)`. The 1 is a forget-gate bias: at
+    initialisation, the cell keeps most of its state.
     """
 
     def __init__(self, in_features: int, size: int, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs) -> None:
@@ -37,7 +37,7 @@ class LSTM(nnx.Module):
         self.recurrent = _gates(4, size, size, dtype, rngs, use_bias=False)
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Pair:
-        """Nothing remembered."""
+        """Return zeros."""
         zeros = jnp.zeros((*batch_shape, self.out_features))
         return zeros, zeros
 
@@ -91,10 +91,10 @@ class GRU(nnx.Module):
 
 
 class MinGRU(nnx.Module):
-    """Minimal gated recurrent unit, with a carry `h`: neither gate nor candidate looks at the carry.
+    """Minimal gated recurrent unit, with a carry `h`; neither the gate nor the candidate depends on the carry.
 
     `z, h̃ = σ(x W_z + b_z), x W_h + b_h`; `h ← (1 − z) h + z h̃`. A step is affine in `h`, and affine maps compose
-    associatively, so that `T` steps take about log T rounds on a parallel machine.
+    associatively, so `T` steps take about log T rounds on parallel hardware.
     """
 
     def __init__(self, in_features: int, size: int, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs) -> None:
@@ -112,7 +112,7 @@ class MinGRU(nnx.Module):
         return h, h
 
     def unroll(self, carry: jax.Array, x: jax.Array, reset: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`T` steps: `h_t = K_t h_0 + A_t`, with `K` and `A` by composition; a reset is a step that keeps nothing."""
+        """`T` steps: `h_t = K_t h_0 + A_t`, where `K` and `A` are composed maps; a reset sets `keep` to 0."""
         keep, add = self._affine(x)
         keep = jnp.where(reset[..., None], 0, keep)
 
@@ -124,14 +124,14 @@ class MinGRU(nnx.Module):
         return h[-1], h
 
     def _affine(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The step as `h ← keep h + add`."""
+        """Return `keep` and `add` of the step `h ← keep h + add`."""
         gate, candidate = jnp.split(self.input(x).astype(jnp.float32), 2, -1)
         z = jax.nn.sigmoid(gate)
         return 1 - z, z * candidate
 
 
 def reset_carry(carry: Carry, reset: jax.Array) -> Carry:
-    """The carry `[..., size]` with zeros where `reset`, `[...]`, is true."""
+    """Set the carry `[..., size]` to zero where `reset`, `[...]`, is true."""
     return jax.tree.map(lambda x: jnp.where(reset[..., None], 0, x), carry)
 
 
@@ -148,7 +148,7 @@ def _scan(advance: Callable, carry: Carry, projected: jax.Array, reset: jax.Arra
 def _gates(
     count: int, in_features: int, size: int, dtype: jnp.dtype, rngs: nnx.Rngs, use_bias: bool = True
 ) -> nnx.Linear:
-    """All gates as one product, each starting as an orthogonal matrix of gain 1."""
+    """Return all gates as one linear layer, each with orthogonal initialisation of gain 1."""
     orthogonal = nnx.initializers.orthogonal()
 
     def kernel_init(key: Key, shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:

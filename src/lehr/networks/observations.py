@@ -1,4 +1,4 @@
-"""What a network sees of an observation: some keys of a `Dict`, as one vector and at most one image."""
+"""The part of an observation that a network sees: selected keys of a `Dict`, as one vector and at most one image."""
 
 import functools
 import math
@@ -16,10 +16,10 @@ from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, flatten_space
 from lehr.types import PyTree
 
 ROWS_AT_ONCE = 131_072
-"""So many observations are valued at once: their activations, 64 wide, still fit into the cache of a large GPU."""
+"""Maximum number of observations evaluated at once: their activations, 64 wide, still fit into a large GPU's cache."""
 
 Leaf: TypeAlias = tuple[tuple[str, ...], Box | Discrete | MultiDiscrete]
-"""A path into nested dicts, and the space found there."""
+"""A path into nested dicts, and the space at that path."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class View:
     """The leaves of an observation that one network sees: a static value, without arrays."""
 
     flat: tuple[Leaf, ...]
-    """Flattened and joined to one vector; integers become one-hot."""
+    """Flattened and concatenated into one vector; integers become one-hot."""
     image: Leaf | None
-    """Left in its shape, for convolutions."""
+    """Kept in its shape, for convolutions."""
 
     @property
     def vector_size(self) -> int:
-        """The length of the vector; 0 when there is none."""
+        """Length of the vector; 0 without one."""
         return sum(flatten_space(space).shape[0] for _, space in self.flat)
 
     def inputs(self, obs: PyTree) -> tuple[jax.Array, ...]:
-        """The image `[..., height, width, channels]`, if any, then the vector `[..., vector_size]`, if any."""
+        """Return the image `[..., height, width, channels]`, if any, then the vector `[..., vector_size]`, if any."""
         image = [] if self.image is None else [_at(obs, self.image[0])]
         parts = [_flatten(space, _at(obs, path)) for path, space in self.flat]
         vector = [jnp.concatenate(parts, -1)] if len(parts) > 1 else parts
@@ -45,16 +45,16 @@ class View:
 
 
 def make_view(space: Space, keys: tuple[str, ...] | None, torso: str) -> View:
-    """Select `keys` of an observation space (`None`: all), and part the image from the rest where the torso wants one.
+    """Select `keys` of an observation space (`None`: all), and separate the image from the rest if the torso uses one.
 
-    The torso "cnn" needs exactly one image, that is a `Box` of three axes; "mlp" flattens every image; any other torso
-    takes the image if there is exactly one.
+    The torso "cnn" needs exactly one image, a `Box` with three axes; "mlp" flattens every image; any other torso uses
+    the image if there is exactly one.
     """
     leaves = _leaves(select(space, keys))
     images = [leaf for leaf in leaves if isinstance(leaf[1], Box) and len(leaf[1].shape) == 3]
     if torso == "cnn" and len(images) != 1:
         raise InputError(
-            f"The torso 'cnn' needs exactly one image (a Box of three axes), but it sees {len(images)} in {space}: "
+            f"The torso 'cnn' needs exactly one image (a Box with three axes), but there are {len(images)} in {space}: "
             "use the torso 'mlp', or select one image with actor_obs and critic_obs."
         )
     image = images[0] if len(images) == 1 and torso != "mlp" else None
@@ -62,7 +62,7 @@ def make_view(space: Space, keys: tuple[str, ...] | None, torso: str) -> View:
 
 
 def batch_shape(space: Space, obs: PyTree) -> tuple[int, ...]:
-    """The leading axes of a batch of observations from this space.
+    """Return the leading axes of a batch of observations from this space.
 
     >>> batch_shape(Box(-1, 1, (4,)), jnp.ones((7, 3, 4)))
     (7, 3)
@@ -73,13 +73,13 @@ def batch_shape(space: Space, obs: PyTree) -> tuple[int, ...]:
 
 
 def some_at_a_time(function: Callable[[PyTree], jax.Array], space: Space, obs: PyTree) -> jax.Array:
-    """A function of observations `[T, N, ...]`, called on as many steps at a time as hold up to `ROWS_AT_ONCE`.
+    """Apply a function to observations `[T, N, ...]`, in groups of steps with at most `ROWS_AT_ONCE` observations.
 
-    Where all fit, or there is one leading axis only, it is called once.
+    If all fit, or if there is only one leading axis, call it once.
 
     Args:
-        function: observations `[t, N, ...]` to an array `[t, N, ...]`, for any `t`.
-        space: of one observation.
+        function: maps observations `[t, N, ...]` to an array `[t, N, ...]`, for any `t`.
+        space: space of one observation.
         obs: leaves `[T, N, ...]`, with any number of leading axes.
 
     >>> some_at_a_time(jnp.square, Box(-1, 1, ()), jnp.arange(6.0).reshape(3, 2)).tolist()
@@ -98,12 +98,12 @@ def some_at_a_time(function: Callable[[PyTree], jax.Array], space: Space, obs: P
 
 
 def select(space: Space, keys: tuple[str, ...] | None) -> Space:
-    """The part of a `Dict` with these keys, or without keys the space as it is."""
+    """Return the part of a `Dict` with these keys; with `None`, the whole space."""
     if keys is None:
         return space
     if not isinstance(space, Dict):
         raise InputError(
-            f"actor_obs and critic_obs name keys of a Dict observation, but this one is {space}: remove them."
+            f"actor_obs and critic_obs select keys of a Dict observation, but the space is {space}: remove them."
         )
     for key in keys:
         if key not in space.spaces:
@@ -112,7 +112,7 @@ def select(space: Space, keys: tuple[str, ...] | None) -> Space:
             )
     if not keys:
         raise InputError(
-            "actor_obs or critic_obs is empty, but a network must see something: name a key, or leave it out."
+            "actor_obs or critic_obs is empty, but a network needs at least one key: name a key, or drop the option."
         )
     return Dict({key: space.spaces[key] for key in keys})
 
@@ -128,7 +128,7 @@ def _at(obs: PyTree, path: tuple[str, ...]) -> jax.Array:
 
 
 def _flatten(space: Box | Discrete | MultiDiscrete, x: jax.Array) -> jax.Array:
-    """A batch `[..., *space.shape]` as vectors `[..., size]` in float32; bytes are brought to [0, 1]."""
+    """Flatten a batch `[..., *space.shape]` to float32 vectors `[..., size]`; bytes are scaled to [0, 1]."""
     match space:
         case Box():
             return to_float(x).reshape(*x.shape[: x.ndim - len(space.shape)], flatten_space(space).shape[0])

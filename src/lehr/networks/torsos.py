@@ -1,6 +1,7 @@
-"""Feed-forward torsos: from an observation to features, over any leading axes `...`.
+"""Feed-forward torsos map observations to features, over any leading axes `...`.
 
-Weights start orthogonal with gain √2 and biases at zero. Parameters are float32; `dtype` is that of the computation.
+Weights are initialised orthogonal with gain √2, biases with zero. Parameters are float32; `dtype` is that of the
+computation.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from flax import nnx
 from lehr.errors import InputError
 
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
-"""Elementwise."""
+"""An elementwise function."""
 
 ACTIVATIONS: dict[str, Activation] = {
     "tanh": jnp.tanh,
@@ -28,15 +29,15 @@ SMALL_IMAGE = ((16, 3, 1),)
 """Convolutions `(filters, width, stride)` for images below 36 pixels, such as MinAtar's 10 × 10."""
 
 LARGE_IMAGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-"""Convolutions for images of Atari's size, from 36 pixels on."""
+"""Convolutions for images of at least 36 pixels, such as Atari's."""
 
 HIDDEN_INIT = nnx.initializers.orthogonal(2**0.5)
 
 
 class MLP(nnx.Module):
-    """Dense layers, `y = activation(x W + b)` one after the other, with a layer norm inside if asked for.
+    """Dense layers `y = activation(x W + b)`, optionally with layer normalisation before the activation.
 
-    Without hidden sizes it is the identity.
+    Without hidden sizes, it is the identity.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class MLP(nnx.Module):
         self.norms = nnx.List(nnx.LayerNorm(size, dtype=dtype, rngs=rngs) for size in norms)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[..., in_features]` to `[..., out_features]`."""
+        """Map `[..., in_features]` to `[..., out_features]`."""
         for index, layer in enumerate(self.layers):
             x = layer(x)
             if self.norms:
@@ -70,10 +71,10 @@ class MLP(nnx.Module):
 
 
 class CNN(nnx.Module):
-    """Convolutions over an image, then dense layers over the result and, if there is one, a vector beside it.
+    """Convolutions over an image, then dense layers over the result and an optional vector.
 
-    Images are `[..., height, width, channels]`. Bytes are brought to [0, 1] here and no earlier, so that they are
-    stored as bytes; other images are taken as they are.
+    Images are `[..., height, width, channels]`. Bytes are scaled to [0, 1] only here, so that they are stored as bytes;
+    other images are used as they are.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class CNN(nnx.Module):
         self.out_features = self.dense.out_features
 
     def __call__(self, image: jax.Array, vector: jax.Array | None = None) -> jax.Array:
-        """Image `[..., H, W, C]` and vector `[..., vector_size]` to `[..., out_features]`."""
+        """Map an image `[..., H, W, C]` and a vector `[..., vector_size]` to `[..., out_features]`."""
         batch_shape = image.shape[:-3]
         x = to_float(image, self.dtype).reshape(-1, *image.shape[-3:])
         for convolution in self.convolutions:
@@ -136,16 +137,16 @@ class CNN(nnx.Module):
 
 
 def activate(activation: str | Activation, x: jax.Array) -> jax.Array:
-    """The activation of this name, or the user's own, applied."""
+    """Apply an activation, given by name or as a function."""
     return ACTIVATIONS[activation](x) if isinstance(activation, str) else activation(x)
 
 
 def convolve(convolution: nnx.Conv, x: jax.Array) -> jax.Array:
-    """A convolution without padding, `[N, H, W, C]` to `[N, H', W', F]`.
+    """Apply a convolution without padding, `[N, H, W, C]` to `[N, H', W', F]`.
 
-    On a CPU as one product of patches and kernel: inside a scan, where training happens, XLA has no fast convolution
-    there. (Four gradient steps on two cores: 8 against 188 ms for 256 images of MinAtar, 310 against 5,604 ms for 64 of
-    Atari.)
+    On a CPU, compute it as one product of patches and kernel, because XLA has no fast CPU convolution inside a scan,
+    where training runs. (Four gradient steps on two cores: 8 instead of 188 ms for 256 MinAtar images, 310 instead of
+    5,604 ms for 64 Atari images.)
     """
     if jax.default_backend() != "cpu":
         return convolution(x)
@@ -168,5 +169,5 @@ def is_small(image_shape: tuple[int, ...]) -> bool:
 
 
 def to_float(x: jax.Array, dtype: jnp.dtype = jnp.float32) -> jax.Array:
-    """Numbers as floats; bytes, which are pixels, are divided by 255."""
+    """Convert numbers to floats; divide bytes, which are pixels, by 255."""
     return x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x.astype(dtype)

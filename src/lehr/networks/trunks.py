@@ -1,14 +1,14 @@
-"""How actor and critic come by their features: with one torso, with one each, or with two evaluated together.
+"""Trunks compute the features of actor and critic: with one torso, with one each, or with two evaluated together.
 
-All three share one protocol. A carry is `{"actor": ..., "critic": ...}`, each part `()` where nothing is remembered:
+All three implement one protocol. A carry is `{"actor": ..., "critic": ...}`; a feed-forward part is `()`:
 
 - `initial_carry(batch_shape)`: zeros;
-- `actor(carry, obs)`: the next carry and the actor's features, the critic left out;
-- `critic(carry, obs)`: the critic's features alone;
+- `actor(carry, obs)`: the next carry and the actor's features, without the critic;
+- `critic(carry, obs)`: the critic's features only;
 - `step(carry, obs)`: the next carry and the features of both;
 - `unroll(carry, obs, reset)`: the same for `[T, N]`, see `lehr.networks.memory`;
-- `split(params)`: the parameters of the actor and of the critic; `merge(actor, critic)`: the way back;
-- `is_recurrent`, `critic_is_recurrent`: whether either, or the critic, remembers; `out_features`: sizes for both.
+- `split(params)`: the parameters of the actor and of the critic; `merge(actor, critic)`: the inverse;
+- `is_recurrent`, `critic_is_recurrent`: whether either, or the critic, is recurrent; `out_features`: sizes of both.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ from lehr.types import PyTree
 Carry: TypeAlias = dict[str, Any]
 """`{"actor": ..., "critic": ...}`."""
 
-_SHARED = "Actor and critic share one torso, but this algorithm changes one without the other; set shared=False."
+_SHARED = "shared is True, but this algorithm trains actor and critic separately; set shared=False."
 
 
 class Torso(nnx.Module):
-    """From what it sees of an observation to features: an encoder, and where there is one, a memory after it."""
+    """Maps the selected observations to features: an encoder, and an optional recurrent layer."""
 
     def __init__(self, view: View, encoder: MLP | CNN, memory: LSTM | GRU | MinGRU | None = None) -> None:
         self.view = view
@@ -44,30 +44,30 @@ class Torso(nnx.Module):
         self.out_features = encoder.out_features if memory is None else memory.out_features
 
     def encode(self, obs: PyTree) -> jax.Array:
-        """Features of single observations, `[..., F]`."""
+        """Return features of single observations, `[..., F]`."""
         return self.encoder(*self.view.inputs(obs))
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
-        """Zeros, or `()` without memory."""
+        """Return zeros, or `()` if the torso is not recurrent."""
         return () if self.memory is None else self.memory.initial_carry(batch_shape)
 
     def step(self, carry: PyTree, obs: PyTree) -> tuple[PyTree, jax.Array]:
-        """One step: the next carry and features `[N, F]`."""
+        """Return the next carry and features `[N, F]` of one step."""
         x = self.encode(obs)
         return (carry, x) if self.memory is None else self.memory.step(carry, x)
 
     def unroll(self, carry: PyTree, obs: PyTree, reset: jax.Array) -> tuple[PyTree, jax.Array]:
-        """`T` steps: the last carry and features `[T, N, F]`."""
+        """Return the last carry and features `[T, N, F]` of `T` steps."""
         x = self.encode(obs)
         return (carry, x) if self.memory is None else self.memory.unroll(carry, x, reset)
 
 
 AnyTorso: TypeAlias = Torso | CustomTorso
-"""Both have the same methods."""
+"""A built-in or a custom torso; both have the same methods."""
 
 
 class Shared(nnx.Module):
-    """One torso for both; its memory is the actor's part of the carry."""
+    """One torso for both; its recurrent state is the actor's part of the carry."""
 
     def __init__(self, torso: AnyTorso) -> None:
         self.torso = torso
@@ -88,7 +88,7 @@ class Shared(nnx.Module):
         return self.torso.step(carry["actor"], obs)[1]
 
     def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
-        """The features of both, which are the same."""
+        """Return the features of both, which are the same."""
         carry, features = self.actor(carry, obs)
         return carry, features, features
 
@@ -98,16 +98,16 @@ class Shared(nnx.Module):
         return {"actor": memory, "critic": ()}, features, features
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """Refused: there is no torso that is the actor's alone."""
+        """Raise an error: the torso cannot be split."""
         raise InputError(_SHARED)
 
     def merge(self, actor: Params, critic: Params) -> Params:
-        """Refused, as `split` is."""
+        """Raise an error, like `split`."""
         raise InputError(_SHARED)
 
 
 class Separate(nnx.Module):
-    """A torso each, of any kind."""
+    """One torso each, of any kind."""
 
     def __init__(self, actor: AnyTorso, critic: AnyTorso) -> None:
         self.actor_torso = actor
@@ -124,7 +124,7 @@ class Separate(nnx.Module):
         }
 
     def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
-        """The actor's features; the critic's memory stays where it was."""
+        """Return the actor's features; the critic's carry does not change."""
         memory, features = self.actor_torso.step(carry["actor"], obs)
         return {"actor": memory, "critic": carry["critic"]}, features
 
@@ -145,16 +145,16 @@ class Separate(nnx.Module):
         return {"actor": actor_memory, "critic": critic_memory}, actor, critic
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """The torso of each."""
+        """Return the parameters of each torso."""
         return params.get("actor_torso", {}), params.get("critic_torso", {})
 
     def merge(self, actor: Params, critic: Params) -> Params:
-        """Both torsos; one without a layer has no entry."""
+        """Merge both torsos; one without layers has no entry."""
         return {name: torso for name, torso in (("actor_torso", actor), ("critic_torso", critic)) if torso}
 
 
 class Twin(nnx.Module):
-    """Separate MLPs of equal sizes on the same vector, evaluated together: see `Stacked` for the reason.
+    """Separate MLPs of equal sizes on the same vector, evaluated together; `Stacked` explains why.
 
     Slice 0 of every parameter is the actor's, slice 1 the critic's.
     """
@@ -166,7 +166,7 @@ class Twin(nnx.Module):
         self.is_recurrent = self.critic_is_recurrent = False
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
-        """Nothing is remembered."""
+        """Return an empty carry."""
         return {"actor": (), "critic": ()}
 
     def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
@@ -187,7 +187,7 @@ class Twin(nnx.Module):
         return self.step(carry, obs)
 
     def outputs(self, obs: PyTree, heads: Mapping[int, nnx.Linear]) -> tuple[jax.Array, ...] | None:
-        """What heads give on top of some slices, all by one kernel; `None` where no kernel does that."""
+        """Return the outputs of heads on top of some slices, computed by one kernel; `None` without a kernel."""
         (x,), mlp = self.view.inputs(obs), cast(MLP, self.mlps.stack)
         if mlp.norms or any(layer.dtype != jnp.float32 for layer in mlp.layers):
             return None
@@ -195,11 +195,11 @@ class Twin(nnx.Module):
         return kernels.evaluate_mlps(x, [_weights(layer) for layer in mlp.layers], last, mlp.activation)
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """The two slices."""
+        """Return the two slices."""
         return jax.tree.map(lambda x: x[0], params), jax.tree.map(lambda x: x[1], params)
 
     def merge(self, actor: Params, critic: Params) -> Params:
-        """The two slices, stacked again."""
+        """Stack the two slices."""
         return jax.tree.map(lambda *slices: jnp.stack(slices), actor, critic)
 
 

@@ -1,6 +1,6 @@
-"""Reward models: what is added to the environment's reward, or replaces it; `base.py` says what one is.
+"""Reward models add to the environment's reward, or replace it; `base.py` defines the protocol.
 
-A reward model is given to any algorithm as `reward_model`: by its name, as `module:Name`, or as a class.
+Pass a reward model to any algorithm as `reward_model`: its name, `module:Name`, or a class.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ from lehr.errors import InputError, closest, shortened
 from lehr.rewards.base import EnvironmentReward, RewardModel
 
 BUILT_IN: dict[str, type[RewardModel]] = {"environment": EnvironmentReward}
-"""The reward models that come with Lehr, by name."""
+"""The built-in reward models by name."""
 GROUP = "lehr.reward_models"
-"""The entry points under which an installed package offers reward models."""
+"""Entry-point group in which installed packages can register reward models."""
 
 
 def find(model: Any) -> type[RewardModel]:
-    """The class of a reward model, from its name, from `module:Name`, or from the class itself.
+    """Return the class of a reward model, given its name, `module:Name`, or the class itself.
 
     >>> find("environment").__name__
     'EnvironmentReward'
@@ -35,10 +35,10 @@ def find(model: Any) -> type[RewardModel]:
     if not (isinstance(found, type) and issubclass(found, RewardModel)):
         raise InputError(
             f"reward_model is {shortened(repr(found))}; give a class that inherits from "
-            "lehr.rewards.RewardModel, or the name of one."
+            "lehr.rewards.RewardModel, or its name."
         )
     if missing := sorted(found.__abstractmethods__):
-        raise InputError(f"reward_model {found.__name__} lacks {', '.join(missing)}; see lehr.rewards.base.")
+        raise InputError(f"reward_model {found.__name__} does not define {', '.join(missing)}; see lehr.rewards.base.")
     return found
 
 

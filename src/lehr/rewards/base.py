@@ -1,7 +1,7 @@
-"""What a reward model is: a stage between acting and learning that says what each step was worth.
+"""The reward model protocol: a stage between acting and learning that computes the rewards of a rollout.
 
-It sees a rollout with the environment's own rewards, before they are normalised, and returns the rewards that the
-algorithm learns from. It may learn too, from the same rollout, and what it has learned is part of the run's state.
+A reward model receives a rollout with the environment's rewards, before normalisation, and returns the rewards that the
+algorithm learns from. It may also learn from the rollout; what it learns is part of the run's state.
 """
 
 from abc import ABC, abstractmethod
@@ -15,56 +15,56 @@ from lehr.types import Key, Learner, Metrics, Rollout
 
 
 class RewardModel(ABC):
-    """The protocol. A reward model is a static, hashable value; everything that changes is in its arguments."""
+    """The protocol. A reward model is a static, hashable value; everything that changes is passed as an argument."""
 
     Config: ClassVar[type]
-    """Its settings, a frozen dataclass whose names no other class of settings has. Its coefficients are scheduled and
-    logged with the algorithm's."""
+    """Its settings: a frozen dataclass whose field names no other settings class uses. Its coefficients are scheduled
+    and logged like the algorithm's."""
     needs: ClassVar[frozenset[str]] = frozenset()
-    """The optional parts of a rollout that it looks at; see `lehr.algorithms.base.Algorithm.needs`."""
+    """The optional parts of a rollout that it uses; see `lehr.algorithms.base.Algorithm.needs`."""
 
     @classmethod
     @abstractmethod
     def build(cls, spaces: Spaces, config: Any) -> "RewardModel":
-        """The model for an environment's spaces."""
+        """Return the reward model for an environment's spaces."""
 
     @abstractmethod
     def init(self, key: Key, example: Rollout) -> Learner:
-        """What it begins with; `example` has the shapes and dtypes of a rollout."""
+        """Return the initial state; `example` has the shapes and dtypes of a rollout."""
 
     @abstractmethod
     def reward(self, learner: Learner, rollout: Rollout, coef: Metrics) -> jax.Array:
-        """The rewards to learn from, float32 `[T, N]`, for a rollout whose `reward` is the environment's."""
+        """Return the rewards to learn from, float32 `[T, N]`; `rollout.reward` is the environment's."""
 
     @abstractmethod
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """What it has learned after a rollout, and metrics, the same at every update."""
+        """Learn from a rollout; return the new state, and metrics with the same names at every update."""
 
 
 @dataclass(frozen=True)
 class NoSettings:
-    """The settings of a model that has none."""
+    """Settings of a reward model without any."""
 
 
 @dataclass(frozen=True)
 class EnvironmentReward(RewardModel):
-    """The environment's own reward."""
+    """The environment's reward, unchanged."""
 
     Config: ClassVar[type] = NoSettings
 
     @classmethod
     def build(cls, spaces: Spaces, config: NoSettings) -> "EnvironmentReward":
-        """The same for every environment."""
+        """Return the model, which is the same for all spaces."""
         return cls()
 
     def init(self, key: Key, example: Rollout) -> Learner:
-        """Nothing is learned."""
+        """Return an empty state."""
         return Learner((), ())
 
     def reward(self, learner: Learner, rollout: Rollout, coef: Metrics) -> jax.Array:
-        """As it is."""
+        """Return the environment's reward."""
         return rollout.reward
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
-        """Nothing is learned."""
+        """Return the state unchanged."""
         return learner, {}

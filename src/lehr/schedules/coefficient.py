@@ -1,4 +1,4 @@
-"""What a coefficient is: a number of the mathematics with a name, the names others have for it, and its range."""
+"""Coefficients: schedulable numbers with a name, aliases and a valid range."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,28 +11,28 @@ from lehr.schedules.spec import AnySchedule
 
 @dataclass(frozen=True)
 class Coefficient:
-    """A number of the mathematics, hence schedulable. It stands at the field of a config that declares it.
+    """A schedulable number; the annotation of a config's field declares it.
 
     >>> Coefficient(maximum=1.0).range_text, Coefficient(open_minimum=True).range_text
     ('[0, 1]', '(0, ∞)')
     """
 
     aliases: tuple[str, ...] = ()
-    """Names that other libraries have for the same thing."""
+    """Names that other libraries use for the same coefficient."""
     minimum: float = 0.0
     maximum: float = math.inf
     open_minimum: bool = False
-    """Whether the minimum itself is out of range."""
+    """Whether the range excludes the minimum itself."""
     others: tuple[tuple[str, str], ...] = ()
-    """Names that look like it and mean something else, each with what that is and what to write instead."""
+    """Similar names with another meaning; each with an explanation and what to write instead."""
     name: str = ""
-    """Its field's."""
+    """Name of its field."""
     description: str = field(default="", compare=False)
-    """Its field's docstring."""
+    """Docstring of its field."""
 
     @property
     def summary(self) -> str:
-        """The first clause of its description.
+        """The first clause of the description.
 
         >>> Coefficient(description="Weight of the penalty; none leaves it out.").summary
         'Weight of the penalty'
@@ -48,7 +48,7 @@ class Coefficient:
         return f"{left}{number_text(self.minimum)}, {number_text(self.maximum)}]"
 
     def check(self, value: AnySchedule | Controller) -> None:
-        """Raise if the coefficient would leave its range at any step."""
+        """Raise an error if the coefficient leaves its range at any step."""
         low, high = value.bounds()
         below = low <= self.minimum if self.open_minimum else low < self.minimum
         if below or high > self.maximum or math.isnan(low + high):

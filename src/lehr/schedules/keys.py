@@ -1,10 +1,10 @@
-"""A config's three keys for a coefficient, in any spelling → one schedule.
+"""Combine a config's three keys for a coefficient into one schedule.
 
-For the entropy coefficient these keys count, in one of the spellings, canonical or any alias:
+The keys for the entropy coefficient, by its name or any alias:
 
-- `entropy_coef`: the fixed value, or a whole schedule;
-- `entropy_coef_schedule`: a schedule, or the name of a shape, which then goes from the fixed value to 0;
-- `entropy_coef_warmup_steps`: the length of a ramp from 0 in front of it.
+- `entropy_coef`: the fixed value, or a complete schedule;
+- `entropy_coef_schedule`: a schedule, or the name of a shape that goes from the fixed value to 0;
+- `entropy_coef_warmup_steps`: the length of a warm-up from 0 before it.
 """
 
 import math
@@ -22,7 +22,7 @@ from lehr.schedules.shapes import NAMES
 from lehr.schedules.spec import AnySchedule, schedule
 
 ENDINGS = ("", "_schedule", "_warmup_steps")
-"""What the three keys of a coefficient end in."""
+"""Endings of the three keys of a coefficient."""
 
 
 def coefficient_schedule(
@@ -31,13 +31,13 @@ def coefficient_schedule(
     total_steps: float,
     known: Callable[[], Collection[str]] = tuple,
 ) -> AnySchedule | Controller:
-    """The schedule of a coefficient in a config, bound and checked.
+    """Return the schedule of a coefficient in a config, bound and checked.
 
     Args:
         entry: the coefficient.
         config: a mapping with the keys above, among others.
         total_steps: the budget of the whole run.
-        known: gives the names of other coefficients, whose keys are not taken for misspelled ones of this.
+        known: returns the names of other coefficients, so that their keys are not mistaken for typos of this one.
 
     >>> entry = Coefficient(("ent_coef",), name="entropy_coef")
     >>> coefficient_schedule(entry, {"ent_coef": 0.02, "ent_coef_schedule": "linear"}, 1_000_000)(500_000)
@@ -50,7 +50,7 @@ def coefficient_schedule(
     if ramp is not None:
         steps = position(ramp).bound(total)
         if steps >= total:
-            raise InputError(f"{keys.warmup} is {ramp!r}, but the whole budget is {total:g} steps; warm up for less.")
+            raise InputError(f"{keys.warmup} is {ramp!r}, but the whole budget is {total:g} steps; give fewer.")
         ramp = steps
     made = combine(keys, fixed, shape, ramp)
     try:
@@ -70,7 +70,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def spelled(cls, name: str) -> "Keys":
-        """The keys for a spelling of the coefficient.
+        """Return the keys for one spelling of the coefficient.
 
         >>> Keys.spelled("ent_coef").warmup
         'ent_coef_warmup_steps'
@@ -79,7 +79,7 @@ class Keys(NamedTuple):
 
 
 def combine(keys: Keys, fixed: Any, shape: Any, ramp: Any) -> AnySchedule | Controller:
-    """One schedule from the values of the three keys, each `None` where it is not given; its budget is still open.
+    """Combine the values of the three keys, `None` if not given, into one unbound schedule.
 
     >>> str(combine(Keys.spelled("ent_coef"), 0.02, "cosine", "10%"))
     '0 -> 0.02 over 10%, 0.02 -> 0 cosine'
@@ -97,7 +97,7 @@ def combine(keys: Keys, fixed: Any, shape: Any, ramp: Any) -> AnySchedule | Cont
 def _read(
     entry: Coefficient, config: Mapping[str, Any], known: Callable[[], Collection[str]]
 ) -> tuple[Keys, tuple[Any, Any, Any]]:
-    """The three keys of a coefficient, in the one spelling that the config uses, and their values."""
+    """Return the three keys of a coefficient, in the spelling that the config uses, and their values."""
     spellings = (entry.name, *entry.aliases)
     keys_of_it = [spelling + ending for spelling in spellings for ending in ENDINGS]
     for key in config:
@@ -117,10 +117,10 @@ def _read(
 
 
 def _scheduled(keys: Keys, fixed: Any, shape: Any) -> Any:
-    """What the schedule's key says, with what it leaves open taken from the fixed value."""
+    """Return the schedule, with its missing start taken from the fixed value."""
     if fixed is not None and not is_number(fixed):
         raise InputError(
-            f"{keys.fixed} is {fixed!r}, a schedule already; give {keys.fixed} as a number, or remove {keys.schedule}."
+            f"{keys.fixed} is already a schedule, {fixed!r}; give {keys.fixed} as a number, or remove {keys.schedule}."
         )
     if not is_open(shape):
         return shape
@@ -134,7 +134,7 @@ def _scheduled(keys: Keys, fixed: Any, shape: Any) -> Any:
 
 
 def _warmed(keys: Keys, made: AnySchedule | Controller, given: Any) -> AnySchedule | Controller:
-    """The schedule behind a ramp from 0, in what the ramp leaves of the budget."""
+    """Prepend a warm-up from 0 to the schedule, which then covers the rest of the budget."""
     try:
         length = position(given)
     except InputError as error:
@@ -147,13 +147,13 @@ def _warmed(keys: Keys, made: AnySchedule | Controller, given: Any) -> AnySchedu
         )
     if _starts(made)[0] == 0:
         raise InputError(
-            f"{keys.warmup} is {given!r}, but the schedule '{made}' starts at 0 anyway; remove {keys.warmup}."
+            f"{keys.warmup} is {given!r}, but the schedule '{made}' already starts at 0; remove {keys.warmup}."
         )
     return warmup(length, made)
 
 
 def _check_start(keys: Keys, fixed: Any, found: AnySchedule | Controller) -> None:
-    """Raise if the fixed value is not where the schedule starts, or what its own warm-up leads to."""
+    """Raise an error unless the schedule starts at the fixed value, directly or after its own warm-up."""
     if isinstance(found, Controller):
         raise InputError(f"{keys.schedule} is '{found}', which has its own start; remove {keys.fixed}.")
     starts, value = _starts(found), number(fixed, keys.fixed)
@@ -165,7 +165,7 @@ def _check_start(keys: Keys, fixed: Any, found: AnySchedule | Controller) -> Non
 
 
 def _starts(made: AnySchedule) -> list[float]:
-    """Where a schedule starts, and what its own warm-up leads to."""
+    """Return where a schedule starts, and where it starts after its own warm-up."""
     if isinstance(made, FunctionSchedule):
         return [made(0)]
     starts = [phase.start for phase in made.phases[:2]]
@@ -173,14 +173,14 @@ def _starts(made: AnySchedule) -> list[float]:
 
 
 def is_open(given: Any) -> bool:
-    """Whether it is a shape that lacks its start."""
+    """Whether this is a shape without a start."""
     if isinstance(given, Mapping):
         return "start" not in given and "value" not in given
     return isinstance(given, str) and given.strip() in NAMES
 
 
 def is_number(given: Any) -> bool:
-    """Whether it is a plain number, also as a text, as YAML leaves `1e-4` one."""
+    """Whether this is a plain number, or its text: YAML reads `1e-4` as text."""
     try:
         number(given, "value")
     except InputError:
