@@ -321,7 +321,7 @@ def test_a_restored_algorithm_goes_on_where_its_schedules_were(way, watch, tmp_p
         ({"lr": "adaptive_kl(3e-4)"}, "lr is 'adaptive_kl(value=0.0003)', which adapts to a metric"),
         ({"lr": "1e-3 -> 0"}, "lr is '0.001 -> 0', which cannot be checked without the budget; give total_timesteps"),
         ({"lr": lambda step: 0.1}, "which cannot be checked without the budget; give total_timesteps"),
-        ({"kl_coeff": 0.1, "target_kl": 0.1}, "kl_coeff and kl_target are both scheduled"),
+        ({"kl_coeff": 0.1, "kl_target": 0.1}, "kl_coeff and kl_target are both scheduled"),
         ({"lr": 0.1, "total_timesteps": "1M"}, "total_timesteps is '1M'; it must be a number of env steps"),
         (
             {"lr": 0.1, "total_timesteps": 0},

@@ -4,6 +4,7 @@ import argparse
 import inspect
 import json
 import math
+import re
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from lehr.algorithms import ppo
 from lehr.algorithms.settings import ClippedSettings
 from lehr.config import (
     Coef,
@@ -261,6 +263,15 @@ def test_an_unknown_key_names_the_nearest(key, advice):
 def test_a_setting_of_another_library_that_looks_like_ours_is_told_apart():
     with pytest.raises(InputError, match="no setting 'vf_clip_param': it is RLlib's maximum squared value error"):
         build([ClippedSettings], {"vf_clip_param": 10})
+    for key, instead in (
+        ("kl_target", "kl_coef='kl_penalty(0.2, target=0.01)'"),
+        ("desired_kl", "learning_rate='adaptive_kl(3e-4, target=0.01)'"),
+        ("prio_beta0", "importance_exponent='0.2 -> 1'"),
+    ):
+        with pytest.raises(InputError, match=f"no setting '{key}': in .* so write {re.escape(instead)}"):
+            build([ppo.Config], {key: 0.01})
+        name, _, text = instead.partition("=")
+        build([ppo.Config], {name: text.strip("'")})
 
 
 @pytest.mark.parametrize("key", ["discount_schedule", "gamma"])

@@ -325,7 +325,9 @@ def test_a_config_keeps_an_own_controller_as_its_text_or_as_itself(module):
     text = to_mapping(config)["entropy_coef"]
     assert text.startswith("<object ")
     assert coefficients(config, 100)["entropy_coef"] is local
-    with pytest.raises(InputError, match=r"entropy_coef was an object, <object .*, which a text cannot hold; give the"):
+    with pytest.raises(
+        InputError, match=r"entropy_coef was an object, <object .*, which cannot be saved in a file; pass the"
+    ):
         build([Config], {"entropy_coef": text})
 
 

@@ -336,3 +336,10 @@ def test_mujoco_is_learned_on_the_host(train):
     result = train("gym:InvertedPendulum-v5", total_steps=50_000, **settings)
     assert np.nanmean(result.metrics["episode/return"][:3]) < 60
     assert result.final["evaluate/return"] > 900  # of 1000, the time limit
+
+
+def test_overlap_is_refused_where_its_lag_is_not_corrected_for():
+    with pytest.raises(InputError, match="overlap is true, but a2c would learn from rollouts of the policy before"):
+        make_plan("a2c", {"env": "gym:CartPole-v1", "overlap": True})
+    for algorithm in ("impala", "ppo"):
+        assert make_plan(algorithm, {"env": "gym:CartPole-v1", "overlap": True, "num_envs": 2}).run.overlap

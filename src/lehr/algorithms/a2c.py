@@ -32,6 +32,8 @@ class Config(ActorCriticSettings):
     gae_lambda: Coef = 1.0
     """GAE's lambda: the bias-variance trade-off of the advantage; 1 gives n-step returns."""
 
+    allows_overlap: ClassVar[bool] = False
+
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):

@@ -29,6 +29,8 @@ class Config(a2c.Config, LagSettings):
     gae_lambda: Coef = 1.0
     """Factor on the ratio in V-trace's trace."""
 
+    allows_overlap: ClassVar[bool] = True
+
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):

@@ -41,6 +41,10 @@ from lehr.types import NOTHING, Key, Learner, Metrics, PyTree, Rollout
 
 Minibatching = Literal["auto", "flat", "segments", "prioritised"]
 Advantage = Literal["gae", "vtrace"]
+PRIO_BETA0 = (
+    "prio_beta0",
+    "in PufferLib it is where the exponent starts on its way to 1, so write importance_exponent='0.2 -> 1'",
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,9 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
     """Standardise advantages to mean 0 and standard deviation 1 in each minibatch."""
     priority_exponent: Annotated[Coef, Coefficient(("prio_alpha", "priority_alpha"))] = 0.8
     """Strength of the prioritisation of segments; 0 samples uniformly."""
-    importance_exponent: Annotated[Coef, Coefficient(("prio_beta", "prio_beta0", "priority_beta"), maximum=1.0)] = (
-        "0.2 -> 1"
-    )
+    importance_exponent: Annotated[
+        Coef, Coefficient(("prio_beta", "priority_beta"), maximum=1.0, others=(PRIO_BETA0,))
+    ] = "0.2 -> 1"
     """Strength of the importance-sampling correction for the priorities; 1 corrects fully."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {

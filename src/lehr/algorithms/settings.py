@@ -30,6 +30,8 @@ class Settings:
 
     corrects_lag: ClassVar[bool] = False
     """Whether the algorithm corrects for rollouts of an older policy, so that it can use asynchronous actors."""
+    allows_overlap: ClassVar[bool] = True
+    """Whether it can learn from rollouts of the policy before the last update, as with the ratio of PPO's loss."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_envs", "horizon")
@@ -156,5 +158,25 @@ class DivergenceSettings(Settings):
 class TargetKLSettings(Settings):
     """Settings of algorithms that limit the KL divergence of an update."""
 
-    target_kl: Annotated[Coef, Coefficient(("kl_target", "desired_kl"), open_minimum=True)] | None = None
+    target_kl: (
+        Annotated[
+            Coef,
+            Coefficient(
+                open_minimum=True,
+                others=(
+                    (
+                        "kl_target",
+                        "in RLlib it is the divergence that the weight of a penalty adapts to, so write "
+                        "kl_coef='kl_penalty(0.2, target=0.01)'; target_kl stops an update instead",
+                    ),
+                    (
+                        "desired_kl",
+                        "in Brax it is the divergence that the learning rate adapts to, so write "
+                        "learning_rate='adaptive_kl(3e-4, target=0.01)'; target_kl stops an update instead",
+                    ),
+                ),
+            ),
+        ]
+        | None
+    ) = None
     """KL divergence above which the rest of an update's gradient steps are skipped; none never skips."""

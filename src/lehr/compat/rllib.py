@@ -37,7 +37,6 @@ NAMES: Mapping[str, str] = {
     "discount": "gamma",
     "gae_lambda": "lambda_",
     "max_grad_norm": "grad_clip",
-    "target_kl": "kl_target",
     "kl_coef": "kl_coeff",
 }
 """RLlib's names, by Lehr's names."""
@@ -45,6 +44,8 @@ VALUE_CLIP = Coefficient(
     name="vf_clip_param", description="maximum squared error of a value in the loss", open_minimum=True
 )
 """Only RLlib has it: it caps the error of a value, where other libraries keep a value close to the rollout's."""
+KL_TARGET = Coefficient(name="kl_target", description="KL divergence that RLlib adapts kl_coeff to", open_minimum=True)
+"""Only RLlib has it: Lehr's target_kl stops an update."""
 _UNUSED_WITHOUT = {"use_kl_loss": ("kl_coeff", "kl_target"), "use_critic": ("vf_loss_coeff", "vf_clip_param")}
 _STEPS = ("env_runners", "num_env_steps_sampled_lifetime")
 
@@ -109,7 +110,9 @@ def schedules(*, total_timesteps: float | None = None, **coefficients: Any) -> t
                 f"RLlib has no {name}, which keeps a value close to the rollout's; its {VALUE_CLIP.name} is the "
                 "maximum squared error of a value; give that if you mean it."
             )
-    given = named_coefficients(coefficients, NAMES, [VALUE_CLIP], speaker="schedules", example="entropy_coeff")
+    given = named_coefficients(
+        coefficients, NAMES, [VALUE_CLIP, KL_TARGET], speaker="schedules", example="entropy_coeff"
+    )
     if "kl_coeff" in given and "kl_target" in given:
         raise InputError(
             "kl_coeff and kl_target are both scheduled, but RLlib adapts kl_coeff to kl_target, so one of them would "

@@ -186,6 +186,11 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
     name = algorithms.name_of(algorithm)
     if run.actors != "none":
         _check_actors(run, name, algorithm_config, made)
+    if run.overlap and not algorithm_config.allows_overlap:
+        raise InputError(
+            f"overlap is true, but {name} would learn from rollouts of the policy before the last update as if they "
+            "were its own; drop overlap, or train impala, which corrects for that."
+        )
     if isinstance(made, HostEnvironment):
         check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
