@@ -1,4 +1,4 @@
-"""Packages that are not there: one sentence says what to install."""
+"""If a package is missing, one sentence says what to install."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def test_stable_baselines3_is_missed_in_one_sentence():
+def test_without_stable_baselines3():
     code = (
         "import sys; sys.modules['stable_baselines3'] = None\n"
         "from lehr.compat.sb3 import ScheduleCallback\n"
@@ -18,7 +18,7 @@ def test_stable_baselines3_is_missed_in_one_sentence():
 
 
 @pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "does not import")])
-def test_rllib_is_missed_in_one_sentence(missing, said):
+def test_without_rllib(missing, said):
     if missing != "ray":
         pytest.importorskip("ray")
     code = (
