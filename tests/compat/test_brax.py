@@ -1,4 +1,4 @@
-"""The drop-in beside Brax's own PPO: the same numbers, the same files, Brax's own tests, and schedules on top."""
+"""The drop-in compared with Brax's own PPO: numbers, files, Brax's own tests; and its schedules."""
 
 import contextlib
 import dataclasses
@@ -68,7 +68,7 @@ STEPS = 64
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_quickly():
-    """Compiling takes longer than all that is computed here."""
+    """In these tests, compiling takes longer than running."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -81,7 +81,7 @@ def fast():
 
 @contextlib.contextmanager
 def device_put_replicated():
-    """What newer versions of JAX do not have, and Brax's training needs."""
+    """Put back a function that Brax's training calls and newer versions of JAX lack."""
 
     def replicate(tree, devices):
         return jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * len(devices)), tree)
@@ -100,12 +100,12 @@ def assert_same(ours, brax, **tolerance):
 
 
 def random_ends(key, shape):
-    """Steps that go on, terminate, or are truncated, as 0 and 1."""
+    """`done` and `truncation` of random steps, as 0 and 1."""
     kind = jax.random.choice(key, 3, shape, p=jnp.array([0.7, 0.15, 0.15]))
     return (kind > 0).astype(jnp.float32), (kind == 2).astype(jnp.float32)
 
 
-def test_advantages_are_those_of_brax():
+def test_advantages_equal_those_of_brax():
     keys = jax.random.split(jax.random.key(0), 4)
     rewards, values = jax.random.normal(keys[0], (2, 7, 5))
     last = jax.random.normal(keys[1], (5,))
@@ -118,7 +118,7 @@ def test_advantages_are_those_of_brax():
     assert_same(found, brax, atol=1e-6)
 
 
-def test_quantile_huber_loss_is_that_of_brax():
+def test_quantile_huber_loss_equals_that_of_brax():
     quantiles, targets = jax.random.normal(jax.random.key(0), (3, 4, 6)), jax.random.normal(jax.random.key(1), (3, 4))
     found = quantile_huber_loss(quantiles, targets, 0.7)
     np.testing.assert_allclose(found, brax_losses.quantile_huber_loss(quantiles, targets, kappa=0.7), rtol=1e-6)
@@ -133,13 +133,13 @@ COEF = dict(zip(NAMES, (3e-4, 0.02, 0.95, 5.0, 0.2, 0.9, 0.7), strict=True))
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_the_loss_of_a_minibatch_is_that_of_brax(case):
-    """Value, metrics and gradients, of the same parameters and data."""
+def test_loss_of_a_minibatch_equals_that_of_brax(case):
+    """Value, metrics and gradients, for the same parameters and data."""
     options, settings = LOSSES[case]
     network = small_networks(3, 2, preprocess_observations_fn=upstream.running_statistics.normalize, **options)
 
     def made(key):
-        """Some segments, and parameters that have moved on since they were lived through."""
+        """Some segments, and parameters that have changed since the rollout."""
         keys = jax.random.split(key, 6)
         obs = jax.random.normal(keys[0], (6, 7, 3))
         params = NetworkParams(network.policy_network.init(keys[1]), network.value_network.init(keys[2]))
@@ -179,7 +179,7 @@ def test_the_loss_of_a_minibatch_is_that_of_brax(case):
         assert_same(jax.jit(ours)(key), jax.jit(brax)(key), rtol=1e-5, atol=1e-5)
 
 
-def test_images_are_moved_as_brax_moves_them():
+def test_image_augmentation_equals_that_of_brax():
     images = np.random.default_rng(0).normal(size=(2, 5, 3, 12, 12, 1)).astype(np.float32)
     obs = {"pixels/b": images[0], "pixels/a": images[1], "state": np.zeros((5, 3, 2), np.float32)}
 
@@ -195,7 +195,7 @@ def test_images_are_moved_as_brax_moves_them():
 
 
 def curve_of(function, env, **options):
-    """What `progress_fn` is told, by the step, and what comes back."""
+    """The metrics that `progress_fn` gets, by step, and the result."""
     curve = {}
     result = function(env, progress_fn=lambda step, metrics: curve.update({step: metrics}), **options)
     return curve, result
@@ -239,8 +239,8 @@ def brax(folder):
 
 
 @pytest.mark.slow
-def test_training_is_that_of_brax(ours, brax):
-    """Rollouts, resets, normalisation, minibatches, gradient steps, evaluation: the same seed, the same curve."""
+def test_training_equals_that_of_brax(ours, brax):
+    """The same seed gives the same curve: rollouts, resets, normalisation, minibatches, gradient steps, evaluation."""
     (curve, (_, params, last)), (their_curve, (_, their_params, their_last)) = ours, brax
     assert list(curve) == list(their_curve) == [0, 8 * STEPS, 16 * STEPS]
     for step, measured in their_curve.items():
@@ -266,9 +266,9 @@ SCHEDULED = {
 
 @pytest.mark.parametrize("shape", ["linear", pytest.param("cosine", marks=pytest.mark.slow)])
 def test_applied_coefficients_follow_their_schedules(fast, shape):
-    """One training step an epoch, and the last one beyond the budget; to the bit, and traced once.
+    """One training step per epoch, the last one past the budget: bit for bit, and traced once.
 
-    XLA's older way of writing machine code, see tests/conftest.py, rounds a cosine inside a loop otherwise.
+    With XLA's older code generator, see tests/conftest.py, a cosine inside a loop is rounded differently.
     """
     total, traces = int(2.2 * STEPS), []
     curve, _ = curve_of(
@@ -302,7 +302,7 @@ def test_applied_coefficients_follow_their_schedules(fast, shape):
 
 
 def test_the_clock_does_not_wrap():
-    """2^33 env steps and more, with the sizes of Brax's ant."""
+    """At 2^33 env steps and more, with the sizes of Brax's ant."""
     per_update = 2048 * 32 * 5
     entropy = bound_coefficients(dict.fromkeys(NAMES, 1.0) | {"entropy_cost": "1 -> 0"}, 2**35)
     value = jax.jit(lambda updates: entropy.values({}, env_steps(updates, per_update))["entropy_cost"])
@@ -311,7 +311,7 @@ def test_the_clock_does_not_wrap():
         np.testing.assert_allclose(value(jnp.uint32(updates)), 1 - updates * per_update / 2**35, atol=1e-6)
 
 
-def test_numbers_of_jax_and_configs_of_playground_are_schedules_too():
+def test_jax_numbers_and_playground_configs_are_accepted_as_schedules():
     config = pytest.importorskip("ml_collections").ConfigDict({"shape": "cosine", "start": 0.01, "end": 0.001})
     ends = annealed(jnp.float32(0.01), np.float32(0.001), "cosine")
     given = dict.fromkeys(NAMES, 0.5)
@@ -323,14 +323,14 @@ def test_numbers_of_jax_and_configs_of_playground_are_schedules_too():
 
 
 @pytest.mark.parametrize(("desired", "expected"), [(0.0, 1e-3 / 1.5), (float("inf"), 1.5e-3), (0.01, 1e-3 / 1.5)])
-def test_any_divergence_may_be_desired(desired, expected):
+def test_any_desired_kl_is_accepted(desired, expected):
     controller = adaptive_rate(1e-3, "ADAPTIVE_KL", desired, 1e-5, 1e-2)
     moved = controller.update(controller.init(), {"kl_mean": jnp.float32(0.03)})
     assert float(moved.value) == pytest.approx(expected)
 
 
 @pytest.mark.slow
-def test_numbers_may_have_twice_the_bits(fast):
+def test_training_works_with_x64_enabled(fast):
     with jax.enable_x64(True):
         _, params, metrics = train(fast, STEPS, **SMALL, run_evals=False, normalize_observations=True)
     assert params[0].mean.dtype == jnp.float64
@@ -338,7 +338,7 @@ def test_numbers_may_have_twice_the_bits(fast):
     assert metrics["training/entropy_cost"].dtype == jnp.float32
 
 
-def test_arguments_and_defaults_are_those_of_brax():
+def test_arguments_and_defaults_equal_those_of_brax():
     ours, brax = (inspect.signature(function).parameters for function in (train, brax_train.train))
     assert list(ours) == [*brax, "entropy_cost_end", "entropy_schedule"]
     for name, parameter in brax.items():
@@ -368,7 +368,7 @@ def test_arguments_and_defaults_are_those_of_brax():
         ({"episode_length": None}, "episode_length is None"),
     ],
 )
-def test_mistakes_are_said_before_anything_is_compiled(fast, options, sentence):
+def test_mistakes_are_reported_before_anything_is_compiled(fast, options, sentence):
     with pytest.raises(InputError, match=re.escape(sentence)):
         train(fast, num_timesteps=STEPS, **SMALL | options)
     assert fast.reset_count == 0
@@ -378,8 +378,8 @@ def test_mistakes_are_said_before_anything_is_compiled(fast, options, sentence):
 
 
 @pytest.mark.slow
-def test_files_of_brax_are_read(brax, folder, fast):
-    """By restoring, of which the clock begins anew, and as a policy."""
+def test_checkpoints_of_brax_are_read(brax, folder, fast):
+    """Training restores them, with the clock at 0, and `load_policy` loads them."""
     path = folder / "brax" / f"{16 * STEPS:012d}"
     make_policy, their_params, _ = brax[1]
     restoring = {**SMALL, "normalize_observations": True, "restore_checkpoint_path": str(path)}
@@ -394,7 +394,7 @@ def test_files_of_brax_are_read(brax, folder, fast):
 
 
 @pytest.mark.slow
-def test_brax_reads_our_files(ours, folder, fast):
+def test_brax_reads_our_checkpoints(ours, folder, fast):
     path = folder / "ours" / f"{16 * STEPS:012d}"
     make_policy, params, _ = ours[1]
     restoring = {**SMALL, "normalize_observations": True, "restore_checkpoint_path": str(path)}
@@ -424,8 +424,8 @@ def test_parameters_are_restored_with_or_without_the_critic(ours, fast):
 
 @pytest.mark.parametrize("kept", ["welford", "ema"])
 @pytest.mark.parametrize("wanted", ["welford", "ema"])
-def test_statistics_in_files_are_taken_for_what_they_are(kept, wanted):
-    """Of either mode, though files do not say which: as if they had been kept in the one that is wanted."""
+def test_the_mode_of_saved_statistics_is_recognised(kept, wanted):
+    """Files do not say it; converted, the statistics equal those kept in the wanted mode from the start."""
     statistics = upstream.running_statistics
     example = {"state": jnp.zeros(3)}
     sizes = jnp.array([[1.0, 5.0, 0.1]])
@@ -437,7 +437,7 @@ def test_statistics_in_files_are_taken_for_what_they_are(kept, wanted):
             return functools.reduce(statistics.update, batches, state)
 
     welford, ema = statistics.NormalizationMode
-    unnamed = seen(kept).replace(mode=welford)  # as Brax loads it
+    unnamed = seen(kept).replace(mode=welford)  # as Brax loads them
     found = saving.in_mode(unnamed, {"welford": welford, "ema": ema}[wanted])
     assert_same(found, seen(wanted), rtol=1e-5)
     before = statistics.init_state(example, mode=kept)
@@ -445,7 +445,7 @@ def test_statistics_in_files_are_taken_for_what_they_are(kept, wanted):
 
 
 class Elsewhere(envs.Wrapper):
-    """The same environment but for where its episodes begin."""
+    """The same environment with other initial states."""
 
     def reset(self, rng):
         state = self.env.reset(rng)
@@ -453,8 +453,8 @@ class Elsewhere(envs.Wrapper):
 
 
 @pytest.mark.slow
-def test_episodes_go_on_in_the_same_environment_alone(folder, fast):
-    """In another one they begin anew, as Brax lets them, with the optimiser and the clock of the checkpoint."""
+def test_episodes_continue_only_in_the_same_environment(folder, fast):
+    """In another one they restart, as in Brax; optimiser and clock continue."""
     options = SMALL | {"num_timesteps": STEPS, "run_evals": False, "normalize_observations": True}
     train(fast, **options, save_checkpoint_path=str(folder / "there"))
     restoring = options | {"restore_checkpoint_path": str(folder / "there" / f"{STEPS:012d}")}
@@ -466,24 +466,24 @@ def test_episodes_go_on_in_the_same_environment_alone(folder, fast):
     ("change", "same"),
     [
         ({}, True),
-        ({"seed": 2}, True),  # which is looked at apart
+        ({"seed": 2}, True),  # compared separately
         ({"limits": {"episode_length": 24}}, False),
         ({"names": (".b", ".a")}, False),
         ({"steps_per_update": 20}, False),
         ({"beginnings": ((0.0, 1000.0), (2.01, 3.0))}, False),
-        ({"beginnings": ((0.05, 1000.0), (2.0, 3.0))}, True),  # rounding, of numbers of this size
+        ({"beginnings": ((0.05, 1000.0), (2.0, 3.0))}, True),  # a rounding error, relative to 1000
         ({"beginnings": ((0.0, 1000.0),)}, False),
     ],
 )
-def test_what_makes_environments_the_same(change, same):
+def test_which_environments_count_as_the_same(change, same):
     origin = saving.Origin(1, 10, {"episode_length": 12}, (".a", ".b"), ((0.0, 1000.0), (2.0, 3.0)))
     written = json.loads(json.dumps(dataclasses.replace(origin, **change).describe(0)))
     assert origin.has_environments_of(written) == same
 
 
 @pytest.mark.slow
-def test_statistics_that_brax_has_read_wrongly_are_mended(fast):
-    """Brax loads all of them as those of one mode; `restore_params` of such ones go on in it with the right numbers."""
+def test_statistics_that_brax_loaded_in_the_wrong_mode_are_corrected(fast):
+    """Brax loads all statistics as "welford"; given as `restore_params`, their numbers are converted to that mode."""
     statistics = upstream.running_statistics
     with by_their_rules():
         batch = 3 * jax.random.normal(jax.random.key(0), (50, 2))
@@ -496,7 +496,7 @@ def test_statistics_that_brax_has_read_wrongly_are_mended(fast):
 
 
 @pytest.mark.slow
-def test_another_seed_is_other_chance_after_a_checkpoint_too(ours, folder, fast):
+def test_another_seed_gives_other_random_numbers_after_a_checkpoint_too(ours, folder, fast):
     middle = folder / "ours" / f"{8 * STEPS:012d}"
     options = TRAINING | {"num_timesteps": 8 * STEPS, "num_evals": 1, "run_evals": False}
     found = [train(fast, **options | {"seed": seed, "restore_checkpoint_path": str(middle)})[1][1] for seed in (4, 5)]
@@ -505,7 +505,7 @@ def test_another_seed_is_other_chance_after_a_checkpoint_too(ours, folder, fast)
 
 
 class Pixels(envs.Wrapper):
-    """The same environment, seen in small pictures."""
+    """The same environment with small images as observations."""
 
     def reset(self, rng):
         return self._seen(self.env.reset(rng))
@@ -522,7 +522,7 @@ class Pixels(envs.Wrapper):
 
 
 @pytest.mark.slow
-def test_policies_that_see_pixels_are_loaded_whoever_saved_them(tmp_path, fast):
+def test_pixel_policies_saved_by_either_library_are_loaded(tmp_path, fast):
     small = {"policy_hidden_layer_sizes": (8,), "value_hidden_layer_sizes": (8,), "cnn_output_channels": (2, 2, 2)}
     factory = functools.partial(brax_vision.make_ppo_networks_vision, **small, normalise_channels=True)
     env, options = Pixels(fast), SMALL | {"num_timesteps": STEPS, "run_evals": False, "network_factory": factory}
@@ -548,8 +548,8 @@ def test_policies_that_see_pixels_are_loaded_whoever_saved_them(tmp_path, fast):
 
 
 @pytest.mark.slow
-def test_environments_that_do_not_fit_begin_anew(ours, folder, fast):
-    """Twice as many of them; the optimiser and the clock go on."""
+def test_another_number_of_environments_restarts_episodes(ours, folder, fast):
+    """Optimiser and clock continue."""
     path = folder / "ours" / f"{16 * STEPS:012d}"
     options = TRAINING | {"num_envs": 16, "num_timesteps": 2 * STEPS, "num_evals": 1, "num_resets_per_eval": 0}
     curve, _ = curve_of(train, fast, **options, run_evals=False, restore_checkpoint_path=str(path))
@@ -557,8 +557,8 @@ def test_environments_that_do_not_fit_begin_anew(ours, folder, fast):
 
 
 @pytest.mark.slow
-def test_training_goes_on_exactly_from_our_files(ours, folder, fast):
-    """Half of it again from the checkpoint in the middle: optimiser, clock, keys and environments are as they were."""
+def test_training_resumes_exactly_from_our_checkpoints(ours, folder, fast):
+    """The second half, trained again from the checkpoint between the halves, gives the same bits."""
     middle = folder / "ours" / f"{8 * STEPS:012d}"
     options = TRAINING | {"num_timesteps": 8 * STEPS, "num_evals": 2, "restore_checkpoint_path": str(middle)}
     curve, (_, params, last) = curve_of(train, fast, **options)
@@ -570,11 +570,11 @@ def test_training_goes_on_exactly_from_our_files(ours, folder, fast):
 
 
 @pytest.mark.slow
-def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(ours, folder, fast):
-    """The rate did not adapt before, so it begins as given; reports count on from the clock of the checkpoint."""
+def test_an_adaptive_rate_and_episode_reports_continue_after_a_checkpoint(ours, folder, fast):
+    """The rate was not adaptive before, so it starts as given; reports count from the checkpoint's clock."""
     told = []
     options = {"num_timesteps": 4 * STEPS, "num_evals": 1, "num_resets_per_eval": 0, "run_evals": False}
-    adapting = {"learning_rate_schedule": "ADAPTIVE_KL", "learning_rate": 1e-3, "desired_kl": 1e9}  # it only grows
+    adapting = {"learning_rate_schedule": "ADAPTIVE_KL", "learning_rate": 1e-3, "desired_kl": 1e9}  # it only rises
     reporting = {"log_training_metrics": True, "training_metrics_steps": 1}
     train(
         fast,
@@ -582,14 +582,14 @@ def test_an_adaptive_rate_and_the_reports_of_episodes_go_on_after_a_checkpoint(o
         restore_checkpoint_path=str(folder / "ours" / f"{16 * STEPS:012d}"),
         progress_fn=lambda step, metrics: told.append((step, metrics)),
     )
-    # Brax's reports do not count the repeats of an action.
+    # Brax's reports do not count action repeats.
     assert [step for step, metrics in told if "episode/sps" in metrics] == [9 * STEPS, 10 * STEPS]
     assert told[-1][1]["training/learning_rate"] > 1e-3
 
 
 @pytest.fixture
 def little():
-    """What there is to save, made of a few numbers."""
+    """A small state and keys to save."""
     carried = CarriedState((jnp.ones(2),), jnp.float32(0), jnp.uint32(5), (jnp.arange(3.0),))
     return carried, {"host": jax.random.PRNGKey(1), "environments": jax.random.split(jax.random.PRNGKey(2), 3)}
 
@@ -601,7 +601,7 @@ def _only_ours(monkeypatch):
 
 @pytest.mark.usefixtures("_only_ours")
 @pytest.mark.parametrize("most", [saving.MOST_BYTES, 0], ids=["small", "large"])
-def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on(little, tmp_path, monkeypatch, most):
+def test_environments_too_large_to_save_restart_and_the_rest_continues(little, tmp_path, monkeypatch, most):
     monkeypatch.setattr(saving, "MOST_BYTES", most)
     carried, keys = little
     origin = saving.Origin(seed=1, steps_per_update=10)
@@ -617,7 +617,7 @@ def test_environments_that_are_too_large_to_save_begin_anew_and_all_else_goes_on
 
 
 @pytest.mark.usefixtures("_only_ours")
-def test_a_bucket_gets_the_files_of_brax_alone(little, tmp_path, monkeypatch):
+def test_only_brax_files_are_written_to_a_bucket(little, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saving.save("gs://bucket/run", None, saving.Origin(1, 10), 50, BraxParams(NetworkParams((), ()), ()), *little)
     assert list(tmp_path.iterdir()) == []
@@ -631,13 +631,13 @@ BRAX_TESTS = (
     "testTrainAsymmetricActorCritic",
     "testTrainDomainRandomize",
 )
-"""Some of them; docs/brax.md speaks of the others."""
+"""Some of them; bench/brax_tests.py runs all."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BRAX_TESTS)
 def test_of_brax(name, monkeypatch):
-    """As it is in the installed package, with `train` in the place of Brax's; those that only run, run for less."""
+    """From the installed package, with our `train`; tests that only check that the code runs are shortened."""
     learns = name == "testTrain0"
 
     def ours(env, num_timesteps, **options):
@@ -654,8 +654,8 @@ def test_of_brax(name, monkeypatch):
 # Everything else ---------------------------------------------------------------------------------------------------
 
 
-def test_what_training_tells_on_its_way(fast):
-    """Episodes while it trains, parameters that stay valid, and no evaluation where none is wanted."""
+def test_what_training_reports(fast):
+    """Episodes during training, parameters that stay valid, and no evaluation with `run_evals=False`."""
     told, kept = [], []
     _, params, metrics = train(
         fast,
@@ -679,7 +679,7 @@ def test_what_training_tells_on_its_way(fast):
 
 
 @pytest.mark.slow
-def test_a_configuration_of_playground_trains_unchanged():
+def test_a_playground_config_trains_unchanged():
     pytest.importorskip("mujoco_playground")
     with by_their_rules(), contextlib.redirect_stdout(io.StringIO()):
         playground = importlib.import_module("mujoco_playground")
@@ -696,7 +696,7 @@ def test_a_configuration_of_playground_trains_unchanged():
     assert int(params[0].count) == 64
 
 
-def test_brax_is_missed_in_one_sentence():
+def test_without_brax_one_sentence_says_what_to_install():
     code = (
         "import sys; sys.modules['brax'] = None\n"
         "from lehr.compat.brax import train\n"
@@ -710,10 +710,11 @@ def test_brax_is_missed_in_one_sentence():
 TWO_DEVICES = """
 import jax, numpy as np
 from brax import envs
+from lehr.training.sharding import EnvironmentSharding
 from lehr.compat.brax import train, upstream
 from tests.compat.test_brax import SMALL, STEPS
 class Counted(envs.Wrapper):
-    "With something that is not of each environment."
+    "With a state that has no row per environment."
     def reset(self, rng):
         state = self.env.reset(rng)
         return state.replace(info={**state.info, "turns": jax.numpy.int32(0)})
@@ -729,6 +730,11 @@ options["wrap_env_fn"] = wrapped
 found = [train(envs.get_environment("fast"), max_devices_per_host=most, **options)[1] for most in (1, None)]
 assert len(jax.tree.leaves(found[1])[0].sharding.device_set) == 2
 jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5), *found)
+sharding = EnvironmentSharding.over(jax.devices(), num_envs=4)
+tree = {"rows": np.zeros((4, 3), np.float32), "count": np.zeros((), np.int32)}
+def shares(placed): return {name: [share.data.shape for share in x.addressable_shards] for name, x in placed.items()}
+assert shares(jax.device_put(tree, sharding.of(tree))) == {"rows": [(2, 3), (2, 3)], "count": [(), ()]}
+assert shares(sharding.replicate(tree)) == {"rows": [(4, 3), (4, 3)], "count": [(), ()]}
 try: train(envs.get_environment("fast"), 64, **SMALL | {"num_envs": 1})
 except ValueError as error: print(error)
 """

@@ -1,4 +1,4 @@
-"""Packages that are not there: one sentence says what to install."""
+"""If a package is missing, one sentence says what to install."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 
-def test_stable_baselines3_is_missed_in_one_sentence():
+def test_without_stable_baselines3():
     code = (
         "import sys; sys.modules['stable_baselines3'] = None\n"
         "from lehr.compat.sb3 import ScheduleCallback\n"
@@ -17,8 +17,8 @@ def test_stable_baselines3_is_missed_in_one_sentence():
     assert shown.strip().endswith("not installed: pip install 'lehr[sb3]'.")
 
 
-@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "cannot be imported")])
-def test_rllib_is_missed_in_one_sentence(missing, said):
+@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "does not import")])
+def test_without_rllib(missing, said):
     if missing != "ray":
         pytest.importorskip("ray")
     code = (
