@@ -36,7 +36,7 @@ def main(name: str, backend: str, num_envs: int) -> None:
     state = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), num_envs))
     state = jax.tree.map(jnp.asarray, state)
     actions = jax.random.uniform(jax.random.key(1), (STEPS, num_envs, env.action_size), minval=-1, maxval=1)
-    seconds: dict[str, list[float]] = {"as it is": [], "written out": []}
+    seconds: dict[str, list[float]] = {"original": [], "written out": []}
     compiled: dict[str, Any] = {}
     for kind, step in zip(seconds, (env.step, written_out(env.step)), strict=True):
         compiled[kind] = jax.jit(partial(last_observation, jax.vmap(step))).lower(state, actions).compile()

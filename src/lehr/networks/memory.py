@@ -42,11 +42,11 @@ class LSTM(nnx.Module):
         return zeros, zeros
 
     def step(self, carry: Pair, x: jax.Array) -> tuple[Pair, jax.Array]:
-        """One step."""
+        """Advance one step."""
         return self._advance(carry, self.input(x))
 
     def unroll(self, carry: Pair, x: jax.Array, reset: jax.Array) -> tuple[Pair, jax.Array]:
-        """`T` steps."""
+        """Advance `T` steps."""
         return _scan(self._advance, carry, self.input(x), reset)
 
     def _advance(self, carry: Pair, projected: jax.Array) -> tuple[Pair, jax.Array]:
@@ -69,15 +69,15 @@ class GRU(nnx.Module):
         self.recurrent = _gates(3, size, size, dtype, rngs)
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> jax.Array:
-        """Nothing remembered."""
+        """Return zeros."""
         return jnp.zeros((*batch_shape, self.out_features))
 
     def step(self, carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One step."""
+        """Advance one step."""
         return self._advance(carry, self.input(x))
 
     def unroll(self, carry: jax.Array, x: jax.Array, reset: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`T` steps."""
+        """Advance `T` steps."""
         return _scan(self._advance, carry, self.input(x), reset)
 
     def _advance(self, h: jax.Array, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,17 +102,17 @@ class MinGRU(nnx.Module):
         self.input = _gates(2, in_features, size, dtype, rngs)
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> jax.Array:
-        """Nothing remembered."""
+        """Return zeros."""
         return jnp.zeros((*batch_shape, self.out_features))
 
     def step(self, carry: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One step."""
+        """Advance one step."""
         keep, add = self._affine(x)
         h = keep * carry + add
         return h, h
 
     def unroll(self, carry: jax.Array, x: jax.Array, reset: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """`T` steps: `h_t = K_t h_0 + A_t`, where `K` and `A` are composed maps; a reset sets `keep` to 0."""
+        """Advance `T` steps: `h_t = K_t h_0 + A_t`, where `K` and `A` are composed maps; a reset sets `keep` to 0."""
         keep, add = self._affine(x)
         keep = jnp.where(reset[..., None], 0, keep)
 

@@ -75,16 +75,16 @@ class Shared(nnx.Module):
         self.is_recurrent = self.critic_is_recurrent = torso.is_recurrent
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
-        """Zeros."""
+        """Return zeros."""
         return {"actor": self.torso.initial_carry(batch_shape), "critic": ()}
 
     def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
-        """The actor's features."""
+        """Return the actor's features."""
         memory, features = self.torso.step(carry["actor"], obs)
         return {"actor": memory, "critic": ()}, features
 
     def critic(self, carry: Carry, obs: PyTree) -> jax.Array:
-        """The critic's features."""
+        """Return the critic's features."""
         return self.torso.step(carry["actor"], obs)[1]
 
     def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
@@ -93,7 +93,7 @@ class Shared(nnx.Module):
         return carry, features, features
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
-        """The features of both over `T` steps."""
+        """Return the features of both over `T` steps."""
         memory, features = self.torso.unroll(carry["actor"], obs, reset)
         return {"actor": memory, "critic": ()}, features, features
 
@@ -117,7 +117,7 @@ class Separate(nnx.Module):
         self.critic_is_recurrent = critic.is_recurrent
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
-        """Zeros."""
+        """Return zeros."""
         return {
             "actor": self.actor_torso.initial_carry(batch_shape),
             "critic": self.critic_torso.initial_carry(batch_shape),
@@ -129,17 +129,17 @@ class Separate(nnx.Module):
         return {"actor": memory, "critic": carry["critic"]}, features
 
     def critic(self, carry: Carry, obs: PyTree) -> jax.Array:
-        """The critic's features."""
+        """Return the critic's features."""
         return self.critic_torso.step(carry["critic"], obs)[1]
 
     def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
-        """The features of both."""
+        """Return the features of both."""
         actor_memory, actor = self.actor_torso.step(carry["actor"], obs)
         critic_memory, critic = self.critic_torso.step(carry["critic"], obs)
         return {"actor": actor_memory, "critic": critic_memory}, actor, critic
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
-        """The features of both over `T` steps."""
+        """Return the features of both over `T` steps."""
         actor_memory, actor = self.actor_torso.unroll(carry["actor"], obs, reset)
         critic_memory, critic = self.critic_torso.unroll(carry["critic"], obs, reset)
         return {"actor": actor_memory, "critic": critic_memory}, actor, critic
@@ -170,20 +170,20 @@ class Twin(nnx.Module):
         return {"actor": (), "critic": ()}
 
     def actor(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array]:
-        """The actor's features."""
+        """Return the actor's features."""
         return carry, self.mlps.only(0, *self.view.inputs(obs))
 
     def critic(self, carry: Carry, obs: PyTree) -> jax.Array:
-        """The critic's features."""
+        """Return the critic's features."""
         return self.mlps.only(1, *self.view.inputs(obs))
 
     def step(self, carry: Carry, obs: PyTree) -> tuple[Carry, jax.Array, jax.Array]:
-        """The features of both."""
+        """Return the features of both."""
         actor, critic = self.mlps(*self.view.inputs(obs))
         return carry, actor, critic
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
-        """The features of both."""
+        """Return the features of both."""
         return self.step(carry, obs)
 
     def outputs(self, obs: PyTree, heads: Mapping[int, nnx.Linear]) -> tuple[jax.Array, ...] | None:

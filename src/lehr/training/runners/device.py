@@ -62,5 +62,5 @@ def metric_names(program: Program, state: TrainState) -> tuple[str, ...]:
 
 @partial(jax.jit, static_argnums=0)
 def _traced_once(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
-    """An iteration with a cached trace, so that `metric_names` does not cost a second one."""
+    """Run an iteration with a cached trace, so that `metric_names` does not need a second one."""
     return iteration(program, state)
