@@ -64,8 +64,8 @@ def test_the_variable_turns_off_what_it_names(monkeypatch, able, text, off):
     ("text", "message"),
     [
         ("no-mpl", r"LEHR_KERNELS is 'no-mpl', but 'no-mpl' is unknown; did you mean 'no-mlp'\?"),
-        ("no-mlp,none", "of which 'none' is unknown; known: off, no-mlp, no-written_out"),
-        ("ON", "of which 'ON' is unknown"),
+        ("no-mlp,none", "but 'none' is unknown; known: off, no-mlp, no-written_out"),
+        ("ON", "but 'ON' is unknown"),
     ],
 )
 def test_an_unknown_word_is_refused_where_a_program_is_traced(monkeypatch, text, message):
