@@ -103,7 +103,7 @@ def with_config(cls):
         (Unexplained, "The setting second_coef has no docstring: write one under it in Changed.Config"),
         (OutOfRange, "The default of share is refused: share is '2', which reaches 2; it must stay in [0, 1]"),
         (Correcting, "share = -1 is accepted, but its range is [0, 1]: do not change coefficients in the config."),
-        (Unreadable, "Unreadable.when is annotated with <class 'complex'>; a config holds Coef, Plugin, bool"),
+        (Unreadable, "Unreadable.when is annotated with <class 'complex'>; a config accepts Coef, Plugin, bool"),
         (Alone, "Changed.Config must be a dataclass(frozen=True) that inherits from lehr.algorithms.settings.Settings"),
     ],
 )
@@ -115,7 +115,7 @@ def test_mistakes_in_the_settings_are_named(cls, sentence):
 
 def test_what_is_no_algorithm_is_a_problem_and_a_wrong_setting_an_error():
     (problem,) = check_algorithm(int)
-    assert "is no algorithm; give a class that inherits from lehr.algorithms.base.Algorithm" in problem
+    assert "is not an algorithm; give a class that inherits from lehr.algorithms.base.Algorithm" in problem
     with pytest.raises(InputError, match="There is no setting 'entrpy_coef'; did you mean 'entropy_coef'"):
         check_algorithm("a2c", entrpy_coef=0.1)
 
