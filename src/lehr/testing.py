@@ -23,7 +23,6 @@ from lehr.config.fields import MISSING
 from lehr.envs import AutoReset, Environment, TimeLimit
 from lehr.envs.builtin.probes import TIME_LIMIT, PolicyReward
 from lehr.errors import InputError
-from lehr.maths.randomness import derive
 from lehr.rewards import EnvironmentReward
 from lehr.rewards.base import NoSettings
 from lehr.schedules import coefficient_schedule, env_steps, schedule
@@ -33,7 +32,7 @@ from lehr.training import checkpoint
 from lehr.training.iteration import iteration
 from lehr.training.program import Program, builder, initial_state
 from lehr.training.runners.device import chunk, metric_names
-from lehr.types import Key, Learner, PyTree, Timestep, TrainState
+from lehr.types import Key, Learner, PyTree, Timestep, TrainState, derive
 
 SMALL: dict[str, Any] = {
     "num_envs": 8,

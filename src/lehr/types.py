@@ -3,12 +3,21 @@
 Axes: `T` steps of a rollout, `N` environments times agents, `A` agents of one environment.
 """
 
+import zlib
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Key = jax.Array
 """A typed PRNG key, as returned by `jax.random.key`."""
+
+
+def derive(key: Key, purpose: str, clock: jax.Array | int = 0) -> Key:
+    """Derive a key for a purpose and a clock value. Stopping and resuming a run does not change it."""
+    return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(purpose.encode())), clock)
+
 
 PyTree = Any
 """Nested tuples, lists, dicts and registered classes whose leaves are arrays."""
@@ -139,3 +148,39 @@ class TrainState(NamedTuple):
 
 Metrics = dict[str, jax.Array]
 """Scalars `[]` by name, or `[U]` for a chunk of `U` updates."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class MetricRow:
+    """Metrics in one array, `[..., M]`; their names are static, so every JAX transformation preserves them.
+
+    >>> _, rows = jax.lax.scan(lambda x, _: (x + 1, MetricRow.of({"a": x, "b": 2 * x})), jnp.float32(0), length=3)
+    >>> {name: float(value) for name, value in rows.mean().items()}
+    {'a': 1.0, 'b': 2.0}
+    """
+
+    values: jax.Array
+    names: tuple[str, ...] = field(metadata={"static": True})
+
+    @classmethod
+    def of(cls, metrics: Metrics) -> "MetricRow":
+        """Build a row from scalars."""
+        names = tuple(sorted(metrics))
+        return cls(jnp.stack([metrics[name].astype(jnp.float32) for name in names]), names)
+
+    def mean(self) -> Metrics:
+        """Return means over the first axis, by name."""
+        return dict(zip(self.names, jnp.mean(self.values, axis=0), strict=True))
+
+
+def check_same_shape(**arrays: jax.Array) -> None:
+    """Raise an error for different shapes, which would silently broadcast to a wrong result.
+
+    >>> check_same_shape(values=jnp.zeros((8, 1)), returns=jnp.zeros(8))
+    Traceback (most recent call last):
+    ValueError: values (8, 1), returns (8,) must have the same shape; reshape or squeeze those that differ.
+    """
+    if len({array.shape for array in arrays.values()}) > 1:
+        given = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+        raise ValueError(f"{given} must have the same shape; reshape or squeeze those that differ.")

@@ -15,7 +15,6 @@ from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import Settings as Common
 from lehr.envs import ActionRepeat, AutoReset, Environment, make
 from lehr.maths.normalise import initial_statistics, update_statistics
-from lehr.maths.randomness import derive
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.rewards import EnvironmentReward
 from lehr.schedules import schedule
@@ -25,7 +24,7 @@ from lehr.training.guard import is_finite
 from lehr.training.iteration import iteration
 from lehr.training.program import Program, assemble, initial_state
 from lehr.training.runners.device import chunk, metric_names
-from lehr.types import Learner, Timestep
+from lehr.types import Learner, Timestep, derive
 
 CONFIG = ppo.Config(num_envs=4, horizon=4, epochs=1, minibatches=1)
 NETWORK = NetworkConfig(hidden_sizes=(8,))

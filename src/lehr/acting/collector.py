@@ -13,8 +13,7 @@ from lehr.acting.agent import Acted, Agent, act, observed
 from lehr.acting.rollout import Collected, RunningEpisodes, Trajectory, collected
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, check_obs, check_step, own
 from lehr.maths.normalise import RunningStatistics
-from lehr.maths.randomness import derive
-from lehr.types import Actor, Key, PyTree
+from lehr.types import Actor, Key, PyTree, derive
 
 pack = jax.jit(lambda params: ravel_pytree(params)[0])
 """Pack parameters into one vector: passing it to a compiled call at every step is faster than passing many arrays."""

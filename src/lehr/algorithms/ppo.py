@@ -34,10 +34,9 @@ from lehr.maths.losses import (
     value_loss,
     weighted_mean,
 )
-from lehr.maths.metrics import MetricRow
 from lehr.maths.minibatches import Minibatch, MinibatchSource, priorities
 from lehr.schedules.coefficient import Coefficient
-from lehr.types import NOTHING, Key, Learner, Metrics, PyTree, Rollout
+from lehr.types import NOTHING, Key, Learner, MetricRow, Metrics, PyTree, Rollout
 
 Minibatching = Literal["auto", "flat", "segments", "prioritised"]
 Advantage = Literal["gae", "vtrace"]

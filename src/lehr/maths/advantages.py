@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr.maths.recurrence import linear_recurrence
-from lehr.maths.shapes import check_same_shape
-from lehr.types import Rollout
+from lehr.types import Rollout, check_same_shape
 
 
 def gae(

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr.maths.distributions import Distribution
-from lehr.maths.shapes import check_same_shape
-from lehr.types import Metrics, Rollout
+from lehr.types import Metrics, Rollout, check_same_shape
 
 
 def validity(rollout: Rollout) -> jax.Array | None:

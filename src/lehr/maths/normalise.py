@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr.maths.recurrence import linear_recurrence
-from lehr.maths.shapes import check_same_shape
-from lehr.types import PyTree
+from lehr.types import PyTree, check_same_shape
 
 EPSILON = 1e-8
 """Added to the variance before taking the square root, to avoid division by 0 for constant entries."""

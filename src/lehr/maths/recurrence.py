@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lehr.maths.shapes import check_same_shape
+from lehr.types import check_same_shape
 
 
 def linear_recurrence(

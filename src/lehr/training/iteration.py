@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from lehr.acting.rollout import Collected, broken, collect
 from lehr.envs import AutoReset
 from lehr.maths.normalise import scale_rewards, update_statistics
-from lehr.maths.randomness import derive
 from lehr.schedules import env_steps
 from lehr.training.guard import guarded
 from lehr.training.program import Program
-from lehr.types import Metrics, TrainState
+from lehr.types import Metrics, TrainState, derive
 
 
 def iteration(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:

@@ -15,14 +15,13 @@ import numpy as np
 from lehr.acting.evaluation import make_evaluator
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
-from lehr.maths.randomness import derive
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers.jsonl import truncate_after
 from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
-from lehr.types import TrainState
+from lehr.types import TrainState, derive
 
 CHUNK_SECONDS = 0.5
 """Target duration of a chunk: how often progress is shown, and how fast the run reacts to a signal."""

@@ -14,12 +14,11 @@ from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
 from lehr.maths.normalise import initial_scaling, initial_statistics
-from lehr.maths.randomness import derive
 from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
-from lehr.types import Actor, Key, PyTree, TrainState
+from lehr.types import Actor, Key, PyTree, TrainState, derive
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from lehr.acting.agent import Agent
 from lehr.acting.collector import Collector
 from lehr.acting.rollout import Collected
 from lehr.envs.host.base import EnvironmentFailed, HostEnvironment
-from lehr.maths.randomness import derive
-from lehr.types import NOTHING, Actor, Key, PyTree
+from lehr.types import NOTHING, Actor, Key, PyTree, derive
 
 
 class Weights(NamedTuple):

@@ -18,11 +18,10 @@ from lehr.compat.brax.pixels import without_pixels
 from lehr.compat.brax.random_keys import action_keys
 from lehr.compat.brax.segments import MinibatchDraw, TrainingSizes, by_segment, draw_minibatches, gatherer
 from lehr.envs.suites.lean_step import LeanStep
-from lehr.maths.metrics import MetricRow
 from lehr.maths.optimise import Optimiser
 from lehr.schedules import env_steps
 from lehr.schedules.bundle import Coefficients
-from lehr.types import Key, Metrics, PyTree
+from lehr.types import Key, MetricRow, Metrics, PyTree
 
 
 class BraxParams(NamedTuple):

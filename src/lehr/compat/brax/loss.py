@@ -12,8 +12,7 @@ import jax.numpy as jnp
 
 from lehr.maths.losses import clipped_surrogate, clipped_value_loss, standardise, total_loss, value_loss
 from lehr.maths.recurrence import linear_recurrence
-from lehr.maths.shapes import check_same_shape
-from lehr.types import Key, Metrics, PyTree
+from lehr.types import Key, Metrics, PyTree, check_same_shape
 
 
 class NetworkParams(NamedTuple):

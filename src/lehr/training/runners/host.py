@@ -19,11 +19,10 @@ from lehr.acting.rollout import Collected
 from lehr.envs.host.base import EnvironmentFailed, HostEnvironment, ask, check_obs, own, same_structure
 from lehr.errors import InputError
 from lehr.maths.normalise import RewardScaling
-from lehr.maths.randomness import derive
 from lehr.training.program import Program
 from lehr.training.runners.base import Interrupted
 from lehr.training.runners.update import Update, without_actor
-from lehr.types import Actor, PyTree, TrainState
+from lehr.types import Actor, PyTree, TrainState, derive
 
 
 def complete(program: Program, state: TrainState, overlap: bool) -> TrainState:
