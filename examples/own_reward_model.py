@@ -7,6 +7,7 @@ Run it with `python examples/own_reward_model.py`, or
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 
 import lehr
@@ -44,18 +45,19 @@ class Novelty(RewardModel):
         return Learner(jnp.zeros(self.cells ** self.space.shape[0]), ())
 
     def cell(self, obs):
-        """The number of the cell of each observation, `[T, N]`."""
+        """The number of the cell of one observation."""
         share = (obs - self.space.low) / (self.space.high - self.space.low)
         place = jnp.clip((share * self.cells).astype(jnp.int32), 0, self.cells - 1)
-        return jnp.sum(place * self.cells ** jnp.arange(place.shape[-1]), axis=-1)
+        return jnp.sum(place * self.cells ** jnp.arange(place.size))
 
     def reward(self, learner, rollout, coef):
-        """The rewards to learn from, `[T, N]`."""
-        return rollout.reward + coef["novelty_coef"] / jnp.sqrt(1 + learner.params[self.cell(rollout.obs)])
+        """The rewards to learn from, `[T, N]`: `T` steps of `N` environments."""
+        cells = jax.vmap(jax.vmap(self.cell))(rollout.obs)
+        return rollout.reward + coef["novelty_coef"] / jnp.sqrt(1 + learner.params[cells])
 
     def learn(self, learner, rollout, coef, key):
         """Count the visits of a rollout; metrics are logged with the algorithm's."""
-        visits = learner.params.at[self.cell(rollout.obs)].add(1.0)
+        visits = learner.params.at[jax.vmap(jax.vmap(self.cell))(rollout.obs)].add(1.0)
         return Learner(visits, ()), {"novelty/cells_seen": jnp.sum(visits > 0).astype(jnp.float32)}
 
 
