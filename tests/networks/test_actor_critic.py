@@ -196,7 +196,7 @@ def test_what_is_split_is_of_one_head_each_and_merges_again(config):
             InputError, match=r"shared is True, but this algorithm trains actor and critic separately; set shared=False"
         ):
             network.split(params)
-        with pytest.raises(InputError, match="share one torso"):
+        with pytest.raises(InputError, match="shared is True, but this algorithm trains"):
             network.merge(params, params)
         return
     actor, critic = network.split(params)
