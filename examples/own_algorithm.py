@@ -15,7 +15,6 @@ from lehr.algorithms.settings import ActorCriticSettings
 from lehr.config import Coef
 from lehr.maths.advantages import advantages_of
 from lehr.maths.losses import policy_gradient_loss, standardise, total_loss, validity, value_loss, weighted_mean
-from lehr.maths.optimise import Optimiser
 from lehr.schedules import Coefficient
 from lehr.types import Learner
 
@@ -32,17 +31,13 @@ class Config(ActorCriticSettings):
 
 @dataclass(frozen=True)
 class Reinforce(ActorCriticAlgorithm):
-    """One gradient step on each rollout. Building the networks and acting come from the parent class."""
+    """One gradient step on each rollout. Networks, optimiser and acting come from the parent class."""
 
     Config: ClassVar[type] = Config
 
-    def init(self, key, params, example):
-        """The parameters, and what the optimiser remembers of them."""
-        return Learner(params, Optimiser(self.config.optimiser).init(params))
-
     def learn(self, learner, rollout, coef, key):
         """One update: `coef` has the value of each coefficient, and `loss/total` must be among the metrics."""
-        valid, optimiser = validity(rollout), Optimiser(self.config.optimiser)
+        valid = validity(rollout)
         _, returns = advantages_of(rollout, coef["discount"], coef["gae_lambda"])
         gains = returns - coef["baseline_coef"] * rollout.value
         gains = standardise(gains, valid) if self.config.standardise_advantages else gains
@@ -55,7 +50,7 @@ class Reinforce(ActorCriticAlgorithm):
 
         gradients, metrics = jax.grad(loss, has_aux=True)(learner.params)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-        step = optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
         return Learner(step.params, step.state), metrics
 
 
