@@ -137,7 +137,7 @@ def test_the_next_value_is_of_the_observation_that_followed(torso, horizon):
     assert truncated > 0
 
 
-@pytest.mark.parametrize("torso", ["lstm", "gru", "mingru"])
+@pytest.mark.parametrize("torso", [pytest.param("lstm", marks=pytest.mark.slow), "gru", "mingru"])
 def test_a_memory_is_carried_through_an_episode_and_cleared_after_it(torso):
     """Log probability, value and next value come from a memory that has seen this episode alone."""
     network, params = network_of(torso)

@@ -41,7 +41,7 @@ def returns(env, total_steps, algorithm="ppo", seed=0, **settings):
     return float(np.nanmean(np.asarray(rows)[-updates // 10 :, column]))
 
 
-SLOW = pytest.mark.slow
+SLOW = pytest.mark.slow  # the probes show quickly that every algorithm learns
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ SLOW = pytest.mark.slow
         pytest.param("ppo", "Pendulum-v1", 300_000, PENDULUM, -300, marks=SLOW),
         ("a2c", "CartPole-v1", 400_000, {}, 400),
         pytest.param("a2c", "Pendulum-v1", 600_000, A2C_PENDULUM, -300, marks=SLOW),
-        ("trpo", "CartPole-v1", 100_000, {}, 400),
+        pytest.param("trpo", "CartPole-v1", 100_000, {}, 400, marks=SLOW),
         pytest.param("trpo", "Pendulum-v1", 150_000, TRPO_PENDULUM, -300, marks=SLOW),
-        ("ppg", "CartPole-v1", 100_000, {}, 400),
+        pytest.param("ppg", "CartPole-v1", 100_000, {}, 400, marks=SLOW),
         pytest.param("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM, -300, marks=SLOW),
         ("impala", "CartPole-v1", 300_000, {}, 400),
         pytest.param("impala", "Pendulum-v1", 600_000, IMPALA_PENDULUM, -300, marks=SLOW),
         pytest.param("recurrent_ppo", "CartPole-v1", 60_000, {}, 400, marks=SLOW),
         pytest.param("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300, marks=SLOW),
-        ("appo", "CartPole-v1", 250_000, {}, 400),
+        pytest.param("appo", "CartPole-v1", 250_000, {}, 400, marks=SLOW),
         pytest.param("appo", "Pendulum-v1", 250_000, APPO_PENDULUM, -300, marks=SLOW),
     ],
 )

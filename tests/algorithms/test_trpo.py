@@ -109,7 +109,7 @@ def natural_step(torso="mlp", actions="discrete", target_kl=COEF["target_kl"], d
         ("mlp", "multidiscrete", {}),
         ("mlp", "box", {}),
         ("mlp", "box", {"distribution": "tanh_normal", "state_dependent_std": True}),
-        ("mingru", "box", {"critic_torso": "mlp"}),
+        pytest.param("mingru", "box", {"critic_torso": "mlp"}, marks=pytest.mark.slow),
     ],
     ids=["discrete", "recurrent", "multidiscrete", "box", "squashed", "recurrent box"],
 )
@@ -245,7 +245,7 @@ def test_the_entropy_bonus_keeps_the_policy_open():
 
 @pytest.mark.parametrize(
     ("torso", "settings"),
-    [("mlp", {}), ("gru", {}), ("gru", {"critic_torso": "mlp"})],
+    [("mlp", {}), ("gru", {}), pytest.param("gru", {"critic_torso": "mlp"}, marks=pytest.mark.slow)],
     ids=["mlp", "recurrent", "recurrent actor"],
 )
 def test_values_are_fitted_without_touching_the_policy_and_the_other_way_round(torso, settings):
@@ -276,6 +276,7 @@ def test_what_is_not_valid_teaches_nothing(torso):
     assert_steps_not_taken_teach_nothing(algorithm_of(torso=torso), {**COEF, "target_kl": 0.05}, torso)
 
 
+@pytest.mark.slow
 def test_options_run(begin, advance):
     settings = {"distribution": "tanh_normal", "state_dependent_std": True, "optimiser": "muon"}
     run = advance(begin("trpo", "Pendulum-v1", entropy_coef=0.01, **settings), 4)

@@ -217,7 +217,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("gymnax", "brax") else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_what_is_only_ever_truncated_is_worth_its_exact_value(kind, tmp_path):
     result = lehr.train(
         "ppo",

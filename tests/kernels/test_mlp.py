@@ -233,6 +233,7 @@ def learning(algorithm, config, **coef):
     return lambda params: made.learn(made.init(params), rollout, coef, jax.random.key(1))[0].params, params
 
 
+@pytest.mark.slow
 def test_an_update_of_ppo_is_the_same(monkeypatch, calls):
     coef = {"learning_rate": 0.01, "value_coef": 0.5, "clip_range": 0.2, "max_grad_norm": 0.5}
     update, params = learning(ppo, ppo.Config(epochs=2, minibatches=1, optimiser="sgd"), **coef)

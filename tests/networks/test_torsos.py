@@ -98,7 +98,12 @@ def test_bfloat16_computes_in_bfloat16_on_float32_parameters():
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype"), [((10, 10, 4), "float32"), ((40, 44, 3), "float32"), ((10, 12, 2), "bfloat16")]
+    ("shape", "dtype"),
+    [
+        ((10, 10, 4), "float32"),
+        pytest.param((40, 44, 3), "float32", marks=pytest.mark.slow),
+        ((10, 12, 2), "bfloat16"),
+    ],
 )
 def test_patches_give_what_the_convolution_gives(shape, dtype):
     """Outputs and gradients of all convolutions of a CNN, for images of both sizes."""

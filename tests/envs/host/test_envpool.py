@@ -231,6 +231,7 @@ def test_descriptions_are_values():
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_is_only_ever_truncated_is_worth_its_exact_value(tmp_path):
     """No pole falls in 3 steps: reward 1 for ever at a discount of 0.7 is worth 1 / 0.3, wherever the pole is."""
     settings = {"num_envs": 16, "discount": 0.7, "learning_rate": "0.02 -> 0", "entropy_coef": 0.0}

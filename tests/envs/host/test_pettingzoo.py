@@ -429,6 +429,7 @@ def test_time_limits_are_seen_through_and_waiting_teaches_nothing(module, tmp_pa
     assert result.metrics["episode/return"][10:].mean() == pytest.approx(7 / 3, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(module, tmp_path, caplog):
     settings = {**SMALL, "env": module(Crowd), "total_steps": 30 * 96, "normalise_observations": True}
     whole = lehr.train("ppo", run_dir=tmp_path / "whole", **settings)

@@ -83,6 +83,7 @@ def test_environments_keep_to_the_protocol(parameters):
     assert check_env(adapter.make("fast", **parameters), num_steps=20) == []
 
 
+@pytest.mark.slow
 def test_a_physical_environment_keeps_to_the_protocol(pendulum):
     assert check_env(pendulum, num_steps=20) == []
 

@@ -74,6 +74,7 @@ def test_a_death_is_a_termination(game):
     assert not timestep.truncated
 
 
+@pytest.mark.slow
 def test_keeps_to_the_protocol():
     assert check_env(make(f"craftax:{CLASSIC}", max_timesteps=30, **SMALL), num_envs=2, num_steps=40) == []
 

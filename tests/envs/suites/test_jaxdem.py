@@ -250,6 +250,7 @@ def test_a_missing_package_is_named_with_its_address():
         jaxdem.make("MultiNavigator")
 
 
+@pytest.mark.slow
 def test_trains(installed, tmp_path):
     result = lehr.train(
         "ppo",

@@ -58,6 +58,7 @@ def test_the_same_keys_and_actions_give_what_playground_gives():
         assert bool(timestep.truncated) == (count == 3)
 
 
+@pytest.mark.slow
 def test_keeps_to_the_protocol():
     assert check_env(make("playground:CartpoleBalance", episode_length=8), num_envs=2, num_steps=20) == []
 
