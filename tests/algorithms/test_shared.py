@@ -31,7 +31,20 @@ from lehr.training import iteration as core
 from lehr.training.iteration import chunk, iteration, metric_names
 from lehr.types import Rollout
 
-pytestmark = pytest.mark.parametrize("algorithm", algorithms.names())
+NAMES = algorithms.names()
+
+
+def slow_but_for_ppo(names):
+    """The names as parameters, of which `make test` takes PPO alone."""
+    return [name if name == "ppo" else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+every_algorithm = pytest.mark.parametrize("algorithm", NAMES)
+# Recurrent PPO is PPO with a memory: its updates are PPO's line by line, see its own tests.
+WAYS_TO_LEARN = [name for name in NAMES if name != "recurrent_ppo"]
+every_way_to_learn = pytest.mark.parametrize("algorithm", WAYS_TO_LEARN)
+# What all algorithms have from the same code does not know who learns from it: rollouts, memories.
+one_algorithm = pytest.mark.parametrize("algorithm", ["ppo"])
 
 DISCOUNT = 0.7
 PROBE = {
@@ -70,31 +83,40 @@ def learned(run, observations):
     return np.asarray(value), policy
 
 
-def unless_its_updates_are_those_of_ppo(algorithm):
-    """For what recurrent PPO has from PPO line by line: it is PPO with a memory, see its own tests."""
-    if algorithm == "recurrent_ppo":
-        pytest.skip("its updates are PPO's")
-
-
-def with_one_algorithm_only(algorithm):
-    """For what all algorithms have from the same code: rollouts, memories."""
-    if algorithm != "ppo":
-        pytest.skip("what this looks at does not know who learns from it")
-
-
 # Probe environments: values known in closed form ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("continuous", [False, True], ids=["discrete", "box"])
-@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.__name__)
+def probes_of(algorithm):
+    """The probes that an algorithm is tested with, and whether with continuous actions."""
+    if algorithm == "ppo":
+        probes = PROBES
+    elif algorithm == "recurrent_ppo":  # its updates are PPO's, and with a memory one probe is enough
+        probes = [FinalObservation]
+    else:  # what the others show, these show together
+        simple = (ConstantReward, ObservationReward, PolicyReward, Truncated)
+        probes = [probe for probe in PROBES if probe not in simple]
+    for probe in probes:
+        yield probe, False
+        if probe(continuous=True).expected_values(DISCOUNT).actions is not None:  # else what is done does not matter
+            yield probe, True
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "probe", "continuous"),
+    [
+        pytest.param(
+            name,
+            probe,
+            continuous,
+            id=f"{probe.__name__}-{'box' if continuous else 'discrete'}-{name}",
+            marks=() if name == "ppo" or probe is FinalObservation or continuous else pytest.mark.slow,
+        )
+        for name in NAMES
+        for probe, continuous in probes_of(name)
+    ],
+)
 def test_the_critic_learns_the_values_of_a_probe(algorithm, probe, continuous, begin, advance):
     env = probe(continuous=continuous)
-    if continuous and env.expected_values(DISCOUNT).actions is None:
-        pytest.skip("what is done does not matter here, so both kinds of actions are one test")
-    if algorithm == "recurrent_ppo" and probe is not FinalObservation:
-        pytest.skip("its updates are PPO's, and with a memory one probe is enough")
-    if algorithm != "ppo" and probe in (ConstantReward, ObservationReward, PolicyReward, Truncated):
-        pytest.skip("what this shows, PolicyObservationReward, TwoStep and FinalObservation show together")
     run = train_on(begin, advance, algorithm, TimeLimit(env, TIME_LIMIT))
     expected = env.expected_values(DISCOUNT)
     found, policy = learned(run, expected.observations)
@@ -120,10 +142,10 @@ class Endless(Wrapper):
         return self.env.step(key, state, action)
 
 
+@one_algorithm
 @pytest.mark.parametrize("probe", [Truncated, FinalObservation])
 def test_a_time_limit_is_seen_through_where_it_is_met_once_per_rollout(algorithm, probe, begin, advance):
     """The rollout then keeps one final observation for each environment, instead of all."""
-    with_one_algorithm_only(algorithm)
     run = train_on(begin, advance, algorithm, TimeLimit(Endless(probe()), TIME_LIMIT), horizon=2, num_envs=64)
     assert run.program.env.truncation_gap >= 2
     expected = probe().expected_values(DISCOUNT)
@@ -139,6 +161,7 @@ def bootstrapped_from_the_reset(rollout: Rollout) -> Rollout:
     return rollout._replace(next_value=jnp.where(rollout.done, following, rollout.next_value))
 
 
+@one_algorithm
 @pytest.mark.parametrize(
     ("probe", "mistake"),
     [(Truncated, merged), (FinalObservation, bootstrapped_from_the_reset)],
@@ -146,7 +169,6 @@ def bootstrapped_from_the_reset(rollout: Rollout) -> Rollout:
 )
 def test_a_time_limit_that_is_taken_for_an_end_would_be_noticed(algorithm, probe, mistake, begin, advance, monkeypatch):
     """The probes fail by a wide margin when rollouts are falsified in the two ways that are common."""
-    with_one_algorithm_only(algorithm)
 
     def falsified(*arguments) -> Collected:
         collected = collect(*arguments)
@@ -160,8 +182,8 @@ def test_a_time_limit_that_is_taken_for_an_end_would_be_noticed(algorithm, probe
     assert np.abs(learned(run, expected.observations)[0] - expected.values).max() > 4 * TOLERANCE
 
 
+@pytest.mark.parametrize("algorithm", slow_but_for_ppo(WAYS_TO_LEARN))
 def test_the_policy_learns_one_of_several_discrete_choices(algorithm, match, begin, advance):
-    unless_its_updates_are_those_of_ppo(algorithm)
     run = train_on(begin, advance, algorithm, match)
     signs = np.array([[-1.0], [1.0]])
     values, policy = learned(run, signs)
@@ -169,18 +191,25 @@ def test_the_policy_learns_one_of_several_discrete_choices(algorithm, match, beg
     np.testing.assert_allclose(values, 1.0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("torso", ["lstm", "gru", "mingru"])
+@pytest.mark.parametrize(
+    ("algorithm", "torso"),
+    [
+        pytest.param("ppo", "lstm", marks=pytest.mark.slow),
+        ("ppo", "mingru"),
+        ("ppo", "gru"),
+        ("recurrent_ppo", "gru"),
+        *(pytest.param(name, "gru", marks=pytest.mark.slow) for name in WAYS_TO_LEARN if name != "ppo"),
+    ],
+)
 def test_a_memory_learns_what_was_shown_before(algorithm, torso, recall, begin, advance):
-    if torso != "gru":
-        with_one_algorithm_only(algorithm)
     run = train_on(begin, advance, algorithm, recall, torso=torso, horizon=9, learning_rate="0.01 -> 0")
     assert run.metrics["episode/return"][-20:].mean() > 0.9
     signs = np.array([[-1.0], [1.0]])
     np.testing.assert_allclose(learned(run, signs)[0], DISCOUNT**2, atol=TOLERANCE)
 
 
+@one_algorithm
 def test_without_a_memory_what_was_shown_before_is_lost(algorithm, recall, begin, advance):
-    with_one_algorithm_only(algorithm)
     run = train_on(begin, advance, algorithm, recall, horizon=9)
     assert abs(run.metrics["episode/return"][-20:].mean()) < 0.2
 
@@ -188,6 +217,7 @@ def test_without_a_memory_what_was_shown_before_is_lost(algorithm, recall, begin
 # One program ---------------------------------------------------------------------------------------------------------
 
 
+@every_algorithm
 def test_a_run_is_traced_once_and_its_updates_in_pieces_are_the_same_updates(algorithm, begin, count_traces, quickly):
     """A run can be stopped after any update: all that it remembers is in its state."""
 
@@ -221,6 +251,7 @@ def every_coefficient(algorithm, scale=1.0, only=None):
     return given
 
 
+@every_algorithm
 def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algorithm, everything_on, begin):
     given, updates, total = every_coefficient(algorithm), 12, 12 * 64
     run = begin(algorithm, "CartPole-v1", total_steps=total, **everything_on.get(algorithm, {}), **given)
@@ -237,10 +268,10 @@ def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algor
         assert len(np.unique(applied)) == updates
 
 
+@every_way_to_learn
 def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
     algorithm, everything_on, configs, begin, count_traces, quickly
 ):
-    unless_its_updates_are_those_of_ppo(algorithm)
 
     def coefficients(**scaled):
         given = {**everything_on.get(algorithm, {}), **every_coefficient(algorithm, **scaled)}
@@ -259,6 +290,7 @@ def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
     assert counted.traces == 1
 
 
+@every_algorithm
 def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(algorithm, begin):
     for field in describe(algorithms.find(algorithm).Config):
         if field.is_coefficient and np.isfinite(COEFFICIENTS[field.name].least):
@@ -269,8 +301,8 @@ def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(a
 # The same again ------------------------------------------------------------------------------------------------------
 
 
+@every_way_to_learn
 def test_a_seed_decides_everything(algorithm, begin, advance):
-    unless_its_updates_are_those_of_ppo(algorithm)
     first, again, other = (advance(begin(algorithm, "CartPole-v1", seed=seed), 5) for seed in (1, 1, 2))
     assert identical(first.state, again.state)
     assert identical(first.metrics, again.metrics)
@@ -288,8 +320,8 @@ def poisoned(run, index):
     return run._replace(state=run.state._replace(actor=run.state.actor._replace(env_state=env_state)))
 
 
+@pytest.mark.parametrize("algorithm", slow_but_for_ppo(WAYS_TO_LEARN))
 def test_an_update_on_a_nan_reward_is_not_applied_and_training_goes_on(algorithm, poison, begin, advance):
-    unless_its_updates_are_those_of_ppo(algorithm)
     switches = {"normalise_observations": True, "normalise_rewards": True}
     sound = advance(begin(algorithm, poison, entropy_coef="auto(target_entropy=0.5)", **switches), 2)
     assert sound.metrics["update/rejected"].tolist() == [0, 0]
@@ -322,13 +354,12 @@ def member(tree, index):
     return jax.tree.map(lambda x: x[index], tree)
 
 
+# What APPO and PPG remember is shown by IMPALA's lag, and by PPG's own test of a population.
+@pytest.mark.parametrize("algorithm", slow_but_for_ppo([name for name in WAYS_TO_LEARN if name not in ("appo", "ppg")]))
 def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_frozen_alone(
     algorithm, poison, configs, begin, advance, quickly, rates
 ):
     """Each has a seed and a schedule of its own, of any number of phases; all are one program."""
-    unless_its_updates_are_those_of_ppo(algorithm)
-    if algorithm in ("appo", "ppg"):
-        pytest.skip("what they remember is shown by IMPALA's lag, and by PPG's own test of a population")
     schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
     runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
     together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
