@@ -94,7 +94,9 @@ def test_the_algorithm_learns_as_a_script(monkeypatch, capsys):
     applied, steps = result.metrics["coef/baseline_coef"], result.metrics["env_steps"]
     before = np.concatenate([[0], steps[:-1]])
     np.testing.assert_allclose(applied, np.minimum(before / 30_000, 1), rtol=1e-5)
-    with pytest.raises(InputError, match="was <object Reinforce>, which a file cannot hold; give it as algorithm="):
+    with pytest.raises(
+        InputError, match="was <object Reinforce>, which cannot be saved in a file; pass it as algorithm="
+    ):
         lehr.load(result.run_dir)
 
 

@@ -127,6 +127,7 @@ def test_a_rollout_without_steps_is_refused():
         a2c.Config(horizon=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{"optimiser": "muon", "shared": True}, {"distribution": "tanh_normal", "torso": "lstm", "critic_torso": "mlp"}],

@@ -295,9 +295,13 @@ def test_a_preset_is_what_it_says_and_gives_way_to_what_is_given(preset):
     [
         {"preset": "classic", "num_envs": 4, "horizon": 16, "minibatches": 4},
         {"preset": "puffer"},
-        {"preset": "puffer", "torso": "mingru", "replacement": True, "accumulate": 2},
+        pytest.param(
+            {"preset": "puffer", "torso": "mingru", "replacement": True, "accumulate": 2}, marks=pytest.mark.slow
+        ),
         {"dtype": "bfloat16", "optimiser": "rmsprop"},
-        {"distribution": "tanh_normal", "state_dependent_std": True, "shared": True},
+        pytest.param(
+            {"distribution": "tanh_normal", "state_dependent_std": True, "shared": True}, marks=pytest.mark.slow
+        ),
     ],
     ids=["classic", "puffer", "puffer with a memory", "bfloat16", "squashed actions"],
 )
