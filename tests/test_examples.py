@@ -124,7 +124,7 @@ def test_the_algorithm_on_the_command_line(copied, capsys):
     sys.modules.pop("own_algorithm")
 
     assert main(["eval", "run", "--episodes", "2"]) == 2
-    assert "says algorithm: own_algorithm:Reinforce, which would run code from" in capsys.readouterr().err
+    assert "has algorithm: own_algorithm:Reinforce, which would run code from" in capsys.readouterr().err
     assert "own_algorithm" not in sys.modules
     assert main(["eval", "run", "--episodes", "2", "--trust"]) == 0
     assert "2 episodes of CartPole-v1, greedy actions, after 384 env steps" in capsys.readouterr().out
@@ -143,7 +143,7 @@ def test_the_algorithm_resumes_bit_for_bit():
     half = lehr.train(algorithm, "CartPole-v1", run_dir="half", progress_fn=lambda steps, metrics: True, **given)
     assert 0 < int(half.state.updates) < UPDATES
     for call in (lehr.resume, lehr.load):
-        with pytest.raises(InputError, match=r"says algorithm: examples.own_algorithm:Reinforce, .*if you trust it"):
+        with pytest.raises(InputError, match=r"has algorithm: examples.own_algorithm:Reinforce, .*if you trust it"):
             call("half")
     resumed = lehr.resume("half", trust=True)
     assert int(resumed.state.updates) == UPDATES
@@ -200,7 +200,7 @@ def test_the_controller_follows_the_return_and_is_asked_for_again(monkeypatch):
     assert len(set(expected)) > 2
     assert found["result"].config["entropy_coef"] == "<object UntilGoal>"
     with pytest.raises(
-        InputError, match="entropy_coef was an object, <object UntilGoal>, which a text cannot hold; giv"
+        InputError, match="entropy_coef was an object, <object UntilGoal>, which cannot be saved in a file; pass"
     ):
         lehr.resume("run", total_steps=2 * STEPS)
     again = lehr.resume("run", total_steps=2 * STEPS, entropy_coef=found["UntilGoal"](goal=500))
@@ -214,9 +214,7 @@ def test_a_run_with_the_controller_resumes_bit_for_bit_from_its_text():
     half = lehr.train("ppo", "CartPole-v1", run_dir="half", progress_fn=lambda steps, metrics: True, **given)
     assert 0 < int(half.state.updates) < UPDATES
     assert half.config["entropy_coef"] == "examples.own_controller:UntilGoal(goal=500)"
-    with pytest.raises(
-        InputError, match=r"says entropy_coef: examples.own_controller:UntilGoal.goal=500., which would"
-    ):
+    with pytest.raises(InputError, match=r"has entropy_coef: examples.own_controller:UntilGoal.goal=500., which would"):
         lehr.resume("half")
     resumed = lehr.resume("half", trust=True)
     assert identical(resumed.params, whole.params)

@@ -139,6 +139,8 @@ def origin(module: str) -> str:
         spec = spec or importlib.machinery.PathFinder.find_spec(root, [str(Path.cwd())])
         if spec is None:
             return "a module that is not installed"
+    if spec is not None and spec.origin is None and spec.submodule_search_locations:
+        return f"the folder '{next(iter(spec.submodule_search_locations))}'"
     return "a module of Python itself" if spec is None or not spec.origin else f"'{spec.origin}'"
 
 

@@ -305,11 +305,7 @@ def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(a
 # The same again ------------------------------------------------------------------------------------------------------
 
 
-<<<<<<< HEAD
-@every_way_to_learn
-=======
 @pytest.mark.parametrize("algorithm", slow_but_for_ppo(WAYS_TO_LEARN))
->>>>>>> help-e
 def test_a_seed_decides_everything(algorithm, begin, advance):
     first, again, other = (advance(begin(algorithm, "CartPole-v1", seed=seed), 5) for seed in (1, 1, 2))
     assert identical(first.state, again.state)

@@ -175,6 +175,8 @@ def test_the_origin_of_a_module_is_found_without_running_it(stranger):
     _, marker = stranger
     assert plugins.origin("evil_task.deeper") == f"'{marker.parent / 'evil_task.py'}'"
     assert plugins.origin("sys") == "a module of Python itself"
+    (marker.parent / "folder_of_tasks").mkdir()
+    assert plugins.origin("folder_of_tasks.maze") == f"the folder '{marker.parent / 'folder_of_tasks'}'"
     assert plugins.origin("no_such_module_anywhere") == "a module that is not installed"
     assert not marker.exists()
 
