@@ -252,7 +252,10 @@ def every_coefficient(algorithm, scale=1.0, only=None):
     return given
 
 
-@every_algorithm
+@pytest.mark.parametrize(
+    "algorithm",
+    [name if name in ("ppo", "a2c", "impala") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+)
 def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algorithm, everything_on, begin):
     given, updates, total = every_coefficient(algorithm), 12, 12 * 64
     run = begin(algorithm, "CartPole-v1", total_steps=total, **everything_on.get(algorithm, {}), **given)

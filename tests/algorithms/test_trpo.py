@@ -107,9 +107,11 @@ def natural_step(torso="mlp", actions="discrete", target_kl=COEF["target_kl"], d
     [
         ("mlp", "discrete", {}),
         ("gru", "discrete", {}),
-        ("mlp", "multidiscrete", {}),
+        pytest.param("mlp", "multidiscrete", {}, marks=pytest.mark.slow),
         ("mlp", "box", {}),
-        ("mlp", "box", {"distribution": "tanh_normal", "state_dependent_std": True}),
+        pytest.param(
+            "mlp", "box", {"distribution": "tanh_normal", "state_dependent_std": True}, marks=pytest.mark.slow
+        ),
         pytest.param("mingru", "box", {"critic_torso": "mlp"}, marks=pytest.mark.slow),
     ],
     ids=["discrete", "recurrent", "multidiscrete", "box", "squashed", "recurrent box"],
