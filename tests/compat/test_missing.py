@@ -17,7 +17,7 @@ def test_without_stable_baselines3():
     assert shown.strip().endswith("not installed: pip install 'lehr[sb3]'.")
 
 
-@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "does not import")])
+@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "cannot be imported")])
 def test_without_rllib(missing, said):
     if missing != "ray":
         pytest.importorskip("ray")
