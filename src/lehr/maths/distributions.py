@@ -24,9 +24,17 @@ from lehr.errors import InputError
 from lehr.types import Key
 
 
+class Unsquashed:
+    """What distributions share whose actions the environment takes as they are."""
+
+    def environment_action(self, action: jax.Array) -> jax.Array:
+        """Return the action unchanged."""
+        return action
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Unsquashed):
     """One of `A` categories: `p_i = exp(l_i) / Σ_j exp(l_j)` for logits `l`, `[..., A]`.
 
     An action is int32 `[...]`. A logit of −inf masks its category: it is never sampled and contributes nothing to
@@ -78,10 +86,6 @@ class Categorical:
         """The most probable category."""
         return jnp.argmax(self.logits, -1).astype(jnp.int32)
 
-    def environment_action(self, action: jax.Array) -> jax.Array:
-        """Return the action unchanged."""
-        return action
-
     def std(self) -> None:
         """Categories have no standard deviation."""
         return None
@@ -89,7 +93,7 @@ class Categorical:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class MultiCategorical:
+class MultiCategorical(Unsquashed):
     """`K` independent categoricals, the k-th over `nvec[k]` categories. An action is int32 `[..., K]`.
 
     The logits of all components are concatenated, `[..., Σ nvec]`. They are evaluated together, as one `Categorical`
@@ -137,10 +141,6 @@ class MultiCategorical:
         """The most probable category of every component."""
         return self.components().mode()
 
-    def environment_action(self, action: jax.Array) -> jax.Array:
-        """Return the action unchanged."""
-        return action
-
     def std(self) -> None:
         """Categories have no standard deviation."""
         return None
@@ -148,7 +148,7 @@ class MultiCategorical:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Normal:
+class Normal(Unsquashed):
     """Independent components `a_i ~ N(μ_i, σ_i²)`, for mean and log σ `[..., A]`. An action is float32 `[..., A]`.
 
     >>> policy = Normal(mean=jnp.zeros(2), log_std=jnp.zeros(2))
@@ -188,10 +188,6 @@ class Normal:
     def mode(self) -> jax.Array:
         """The mean."""
         return self.mean
-
-    def environment_action(self, action: jax.Array) -> jax.Array:
-        """Return the action unchanged."""
-        return action
 
     def std(self) -> jax.Array:
         """`σ`, `[..., A]`."""
