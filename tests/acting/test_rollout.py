@@ -314,3 +314,27 @@ def test_a_reward_that_is_not_finite_does_not_outlive_its_episode(bad):
     episodes, _ = follow_episodes(episodes, reward, done)
     episodes, finished = follow_episodes(episodes, jnp.ones((2, 1)), jnp.array([[True], [True]]))
     assert [float(x) for x in finished] == [2.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("torso", ["mlp", "gru"])
+def test_final_observations_are_kept_for_whom_needs_them(torso):
+    """What each step led to before any reset; values and random numbers are as without them."""
+    network, params = network_of(torso)
+    agent = ppo.Algorithm(ppo.Config(), network)
+    first, act = compiled(ENV, network)
+    actor = first(NUM_ENVS, jax.random.key(0))
+    act_and_keep = jax.jit(partial(collect, ENV, agent, needs=agent.needs | {"final_obs"}), static_argnums=3)
+    arguments = params, actor, (), 2 * LIMIT, jax.random.key(2)
+    plain, rollout = act(*arguments).rollout, act_and_keep(*arguments).rollout
+    assert plain.final_obs == ()
+    for name in ("obs", "action", "reward", "done"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(plain, name), err_msg=name)
+    np.testing.assert_allclose(rollout.next_value, plain.next_value, rtol=1e-5, atol=1e-6)
+    done = np.asarray(rollout.done)
+    assert done.any()
+    following = np.asarray(rollout.obs)[1:]
+    np.testing.assert_array_equal(np.asarray(rollout.final_obs)[:-1][~done[:-1]], following[~done[:-1]])
+    assert (np.asarray(rollout.final_obs)[:-1][done[:-1]] != following[done[:-1]]).any()
+    without = jax.jit(partial(collect, ENV, agent, needs=frozenset()), static_argnums=3)(*arguments).rollout
+    if torso == "mlp":
+        assert without.value == without.next_value == ()

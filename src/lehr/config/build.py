@@ -127,6 +127,15 @@ def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Con
 # Keys --------------------------------------------------------------------------------------------------------------
 
 
+def underscored(key: Any) -> str:
+    """Return a key as settings are spelled, with underscores.
+
+    >>> underscored("env-parameters")
+    'env_parameters'
+    """
+    return str(key).replace("-", "_")
+
+
 def _parts(known: Mapping[str, FieldDescription]) -> Parts:
     """Return the keys of all coefficients among these fields."""
     return {
@@ -148,7 +157,7 @@ def _canonical(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for written, value in given.items():
-        key = str(written).replace("-", "_")
+        key = underscored(written)
         canonical = "".join(_part(parts, key))
         if canonical in found:
             spare = written if spelled[canonical] == canonical else spelled[canonical]
@@ -165,7 +174,7 @@ def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription],
     words = list(dict.fromkeys([*known, *parts]))
     others = {name: said for field in known.values() if field.coefficient for name, said in field.coefficient.others}
     for written in given:
-        key = str(written).replace("-", "_")
+        key = underscored(written)
         if key in others:
             raise InputError(f"There is no setting {written!r}: {others[key]}.")
         if key not in words:

@@ -211,7 +211,7 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | 
     """
     if trust:
         return
-    settings = {str(name).replace("-", "_"): value for name, value in found.items()}  # as `build` reads them
+    settings = {config.underscored(name): value for name, value in found.items()}  # as `build` reads them
     env, parameters = str(settings.pop("env", "")), settings.pop("env_parameters", None)
     if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
         plugins.refuse_untrusted("env", env, module, where)
@@ -230,7 +230,7 @@ def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) ->
             f"preset is {settings['preset']!r}, but a preset only fills in missing settings and this run already has "
             "all of them; pass the settings to change by name."
         )
-    given = {str(name).replace("-", "_"): value for name, value in settings.items()}
+    given = {config.underscored(name): value for name, value in settings.items()}
     reward_model = given.get("reward_model", saved.get("reward_model", "environment"))
     return config.merge(settings_classes(algorithm, reward_model), saved, settings)
 

@@ -178,7 +178,7 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
         env: the environment, if it is not given by name.
     """
     use_compilation_cache()
-    given = {str(name).replace("-", "_"): value for name, value in settings.items()}
+    given = {config.underscored(name): value for name, value in settings.items()}
     reward_model = rewards.find(given.get("reward_model", "environment"))
     classes = [RunConfig, *algorithms.settings_of(algorithm), reward_model.Config]
     run, algorithm_config, network, reward_config = config.build(classes, settings)
