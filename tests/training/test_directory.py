@@ -13,7 +13,8 @@ import jax
 import pytest
 
 from lehr.errors import InputError
-from lehr.training.directory import RunDirectory, default_path, git_state, write_text
+from lehr.files import write_text
+from lehr.training.directory import RunDirectory, default_path, git_state
 
 HOLDS_THE_LOCK = """
 import sys

@@ -3,19 +3,22 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lehr
-from lehr.report.loggers import jsonl
-from lehr.training import checkpoint
+from lehr.report.loggers import jsonl, ledger
+from lehr.training import api, checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
+from lehr.training.plan import make_plan
 
 COMMON = {
     "num_envs": 4,
@@ -430,3 +433,136 @@ def test_rows_of_a_torn_or_later_end_are_cut_before_a_resume(stopped, whole):
     lehr.resume(path)
     assert jsonl.read(path / "metrics.jsonl")["update"].max() == 60
     assert_same_run(path, whole)
+
+
+# Damaged metrics ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The feed-forward run, stopped at update 25, where it has a checkpoint."""
+    path = tmp_path_factory.mktemp("half")
+    stop = {"progress_fn": lambda step, metrics: step >= 32 * 25}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lehr.training.loop._next_count", lambda count, pace: 5)
+        lehr.train(run_dir=path, **COMMON | VARIANTS["feed-forward"] | stop)
+    assert checkpoint.steps(path / "checkpoints")[-1] == 25
+    return path
+
+
+def cut(lines):
+    return lines[:18] + [lines[18][:50]]
+
+
+def flip_a_bracket(lines):
+    return lines[:2] + [b"[" + lines[2][1:]] + lines[3:]
+
+
+def flip_a_digit(lines):
+    return lines[:2] + [lines[2].replace(b'"env_steps": 96', b'"env_steps": 97')] + lines[3:]
+
+
+def zero(lines):
+    return [*lines[:6], bytes(len(b"".join(lines[6:9]))), *lines[9:]]
+
+
+DAMAGES = {
+    cut: ([*range(1, 19)], "7 of its 25 rows up to update 25 are missing (updates 19-25)"),
+    flip_a_bracket: ([1, 2, *range(4, 26)], "1 of its 25 rows up to update 25 is missing (updates 3)"),
+    flip_a_digit: ([*range(1, 26)], "values in the rows of updates 1-5 were changed"),
+    zero: ([*range(1, 7), *range(11, 26)], "4 of its 25 rows up to update 25 are missing (updates 7-10)"),
+    (lambda lines: lines[:3] + lines[5:]): (
+        [1, 2, 3, *range(6, 26)],
+        "2 of its 25 rows up to update 25 are missing (updates 4-5)",
+    ),
+    (lambda lines: None): ([], "25 of its 25 rows up to update 25 are missing (updates 1-25)"),
+    (lambda lines: []): ([], "25 of its 25 rows up to update 25 are missing"),
+    (lambda lines: [lines[0], b"what\n", *lines[1:]]): ([*range(1, 26)], "it has lines that are not rows"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_metrics_that_were_damaged_before_a_resume_are_reported_and_kept_aside(damage, half, whole, tmp_path, caplog):
+    run, (left, sentence) = tmp_path / "run", DAMAGES[damage]
+    shutil.copytree(half, run)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    damaged = damage(lines)
+    if damaged is None:
+        (run / "metrics.jsonl").unlink()
+    else:
+        (run / "metrics.jsonl").write_bytes(b"".join(damaged))
+    result = lehr.resume(run, progress_fn=lambda *_: True)
+    (message,) = caplog.messages
+    assert sentence in message
+    assert str(run / "metrics.jsonl") in message
+    new = int(result.state.updates) - 25
+    assert result.metrics["update"].tolist() == [*left, *range(26, 26 + new)]
+    assert rows_of(run)[-new:] == rows_of(whole)[25 : 25 + new]
+    aside = run / "metrics.damaged-1.jsonl"
+    if damaged:
+        assert aside.name in message
+        assert aside.read_bytes() == b"".join(damaged)
+    else:
+        assert not aside.exists()
+    lehr.resume(run, progress_fn=lambda *_: True)  # says nothing more: the checkpoint knows what is left
+    assert len(caplog.messages) == 1
+
+
+def test_damage_is_reported_once_even_if_the_run_is_killed_right_away(half, tmp_path, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(half, run)
+    os.truncate(run / "metrics.jsonl", 5000)
+    for _ in range(2):
+        directory = RunDirectory(run)
+        with directory:
+            algorithm, saved = api._settings(directory, None, trust=False)
+            Loop(make_plan(algorithm, saved), directory, None, resumes=True).loggers.close()
+    assert len(caplog.messages) == 1
+    shutil.rmtree(newest_of(run))  # the checkpoint before knows it too
+    lehr.resume(run)
+    assert len(caplog.messages) == 1
+    assert [path.name for path in run.glob("metrics.*")].count("metrics.damaged-1.jsonl") == 1
+
+
+def test_thinned_metrics_that_lost_a_row_are_noticed(tmp_path):
+    """Rows are counted as written, not as updates."""
+    path, said = tmp_path / "metrics.jsonl", []
+    log, known = jsonl.JsonLines(path), ledger.Ledger((ledger.Mark(0),))
+    for update in range(10, 210, 10):
+        log.log({"update": update, "x": 0.1})
+        if update % 50 == 0:
+            known = known.add(log.mark._replace(update=update))
+    log.close()
+    whole = path.read_bytes()
+    assert ledger.restore(path, known, said.append) is known
+    assert (known.now.rows, known.now.size, known.now.crc32) == (20, len(whole), zlib.crc32(whole))
+    path.write_bytes(whole.replace(b'{"update": 70, "x": 0.1}\n', b""))
+    found = ledger.restore(path, known, said.append)
+    (sentence,) = said
+    assert "1 of its 20 rows up to update 200 is missing (updates 1 of 51-100)" in sentence
+    assert found.now.rows == 19
+    assert ledger.restore(path, ledger.Ledger.from_json(json.loads(json.dumps(found.to_json()))), pytest.fail) == found
+
+
+def test_the_ledger_stays_small(tmp_path):
+    known = ledger.Ledger((ledger.Mark(0),))
+    for update in range(1, 1000):
+        known = known.add(ledger.Mark(update, update, 10 * update, update))
+        assert len(known.marks) <= 65
+        assert known.now.update == update
+    assert known.until(999) == known
+    assert known.until(1) is None
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_them(half, tmp_path, monkeypatch):
+    order, fsync, rename = [], os.fsync, Path.rename
+    name_of = lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda file: order.append(Path(name_of(file)).name) or fsync(file))
+    monkeypatch.setattr(Path, "rename", lambda old, new: order.append(f"-> {Path(new).name}") or rename(old, new))
+    run = tmp_path / "run"
+    shutil.copytree(half, run)
+    lehr.resume(run, total_steps=32 * 26)
+    place = order.index("-> 000000000026")
+    assert "metrics.jsonl" in order[:place]
+    assert {"status.json.tmp", "config.tmp"} <= set(order[:place])
+    assert order[: order.index("config.tmp") + 3].count("run") >= 1  # the name too

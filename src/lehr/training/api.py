@@ -17,6 +17,7 @@ from lehr.acting.policy import Policy
 from lehr.envs import AnyEnvironment
 from lehr.envs.registry import own_code, own_code_in
 from lehr.errors import InputError
+from lehr.files import sync, sync_directory
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.jsonl import read
 from lehr.training.directory import RunDirectory, default_path
@@ -270,7 +271,10 @@ def _write_config(directory: RunDirectory, plan: Plan) -> None:
     """Write the settings atomically: a killed process leaves either the old file or the new one."""
     temporary = directory.config.with_suffix(".tmp")
     config.to_yaml(temporary, plan.mapping)
+    with temporary.open("r+b") as file:
+        sync(file)
     temporary.replace(directory.config)
+    sync_directory(directory.path)
 
 
 def _fork(

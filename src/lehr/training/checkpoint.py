@@ -8,7 +8,6 @@ Nothing is pickled, and loading runs no code. A process killed at any moment lea
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import warnings
@@ -22,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.errors import InputError
+from lehr.files import sync, sync_directory, write_text
 from lehr.types import PyTree
 
 FORMAT = 2
@@ -72,7 +72,7 @@ def save(
         # Directories cannot be swapped atomically: until the second rename, "<step>.replaced" counts as the step.
         final.rename(final.with_name(f"{final.name}.replaced"))
     temporary.rename(final)
-    _sync_directory(directory)
+    sync_directory(directory)
 
     _clean(directory)
     found = _find(directory)
@@ -114,6 +114,19 @@ def newest(
         except CheckpointError as error:
             report(f"{error} Trying the one before.")
     raise CheckpointError(f"None of the {len(found)} checkpoints in '{directory}' can be read; start the run again.")
+
+
+def amend(directory: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Change the metadata of every intact checkpoint; `change` gets it as `load` returns it."""
+    for path in _find(directory).values():
+        try:
+            document = _read_document(path)
+        except CheckpointError:
+            continue
+        changed = dict(change(document["meta"] | {"step": document["step"]}))
+        changed.pop("step", None)
+        if changed != document["meta"]:
+            _write_document(path, document | {"format": FORMAT, "meta": changed})
 
 
 def steps(directory: Path) -> list[int]:
@@ -231,34 +244,22 @@ def _discard(path: Path) -> None:
     shutil.rmtree(path.rename(path.with_name(f"{path.name}.tmp")), ignore_errors=True)
 
 
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any]) -> None:
     """Write both files of a checkpoint and sync them to disk."""
     leaves = _leaves(state)
     arrays = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves.values()])
     with (directory / "state.npz").open("w+b") as file:
         np.savez(file, *(_plain(np.asarray(array)) for array in arrays))
-        _sync(file)
+        sync(file)
         file.seek(0)
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     described = [_describe(path, leaf) for path, leaf in leaves.items()]
     document = {"format": FORMAT, "step": step, "meta": dict(meta), "leaves": described, "state_sha256": checksum}
-    with (directory / "meta.json").open("w") as file:
-        json.dump(document | {"sha256": _checksum(document)}, file, indent=1)
-        _sync(file)
-    _sync_directory(directory)
+    _write_document(directory, document)
+
+
+def _write_document(directory: Path, document: dict[str, Any]) -> None:
+    write_text(directory / "meta.json", json.dumps(document | {"sha256": _checksum(document)}, indent=1))
 
 
 def _checksum(document: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO
 import jax
 
 from lehr.errors import InputError, closest
+from lehr.files import write_json
 
 ROOT = Path("runs")
 """Default directory in which runs are created and looked up."""
@@ -173,18 +174,3 @@ def git_state(directory: Path | None = None) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers, even after a kill, see either the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically like `write_text`."""
-    write_text(path, json.dumps(value, indent=2) + "\n")

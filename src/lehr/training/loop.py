@@ -16,7 +16,9 @@ from lehr.acting.evaluation import make_evaluator
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
+from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
+from lehr.report.loggers.ledger import Ledger, Mark
 from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -59,6 +61,8 @@ class Loop:
         self.best_update: int | None = None
         self.saved: int | None = None
         """The update of the latest checkpoint."""
+        self.ledger = Ledger((Mark(int(self.state.updates)),))
+        """The rows of `metrics.jsonl` at the latest checkpoint."""
         if resumes:
             self.state, meta = restore(directory, plan, report=self.warn)
             self.saved = int(self.state.updates)
@@ -69,7 +73,7 @@ class Loop:
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
-            truncate_after(directory.metrics, self.saved)
+            self.ledger = self._check_metrics(meta)
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
         self.last: dict[str, float] = {}
@@ -87,11 +91,29 @@ class Loop:
         # Loggers that may fail to start come first, before any file is open.
         online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
         online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]
-        backends: list[Any] = [JsonLines(directory.metrics)]
+        self.history = JsonLines(directory.metrics, self.ledger.now)
+        backends: list[Any] = [self.history]
         if plan.run.tensorboard:
             after = self.done * plan.program.steps_per_update if resumes else None
             backends.append(TensorBoard(directory.tensorboard, after=after))
         self.loggers = Loggers(*backends, *online)
+
+    def _check_metrics(self, meta: dict[str, Any]) -> Ledger:
+        """Cut `metrics.jsonl` after the rows of the checkpoint, and report rows that are missing or damaged."""
+        path, update = self.directory.metrics, int(self.state.updates)
+        known = Ledger.from_json(meta.get("metrics"))
+        if known is None:  # the checkpoint of an older version
+            truncate_after(path, update)
+            return Ledger.read(path, update)
+        found = ledgers.restore(path, known, self.warn)
+        if found is not known:  # the checkpoints learn what is left, so that the damage is reported once
+
+            def change(meta: dict[str, Any]) -> dict[str, Any]:
+                left = found.until(meta["step"])
+                return meta if left is None else meta | {"metrics": left.to_json()}
+
+            checkpoint.amend(self.directory.checkpoints, change)
+        return found
 
     def say(self, text: str) -> None:
         """Print a message above the progress bar."""
@@ -237,11 +259,14 @@ class Loop:
         if self.saved == self.done:
             return
         self.loggers.flush()
+        self.history.sync()
+        self.ledger = self.ledger.add(self.history.mark._replace(update=self.done))
         meta = {
             "best": self.best,
             "best_update": self.best_update,
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
+            "metrics": self.ledger.to_json(),
         }
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
