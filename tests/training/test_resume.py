@@ -15,10 +15,11 @@ import pytest
 
 import lehr
 from lehr.report.loggers import jsonl, ledger
-from lehr.training import api, checkpoint
+from lehr.training import api, checkpoint, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import make_plan
+from tests.training.test_checkpoint import Killed, dying
 
 COMMON = {
     "num_envs": 4,
@@ -159,6 +160,18 @@ def child(cache):
 def whole(tmp_path_factory):
     """A feed-forward run that was never stopped, made in this process."""
     return lehr.train(run_dir=tmp_path_factory.mktemp("whole"), **COMMON, **VARIANTS["feed-forward"]).run_dir
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The feed-forward run, stopped at update 25, where it has a checkpoint."""
+    path = tmp_path_factory.mktemp("half")
+    stop = {"progress_fn": lambda step, metrics: step >= 32 * 25}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lehr.training.loop._next_count", lambda count, pace: 5)
+        lehr.train(run_dir=path, **COMMON | VARIANTS["feed-forward"] | stop)
+    assert checkpoint.steps(path / "checkpoints")[-1] == 25
+    return path
 
 
 def newest_of(run_dir):
@@ -435,31 +448,103 @@ def test_rows_of_a_torn_or_later_end_are_cut_before_a_resume(stopped, whole):
     assert_same_run(path, whole)
 
 
+# Damaged settings --------------------------------------------------------------------------------------------------
+
+
+def edited(run, text):
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+def test_a_cut_config_is_an_error_that_names_what_is_missing(half, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    kept = [line for line in text.splitlines(keepends=True) if not line.startswith(("entropy_coef:", "horizon:"))]
+    edited(run, "".join(kept).replace("value_coef: 0.5", "value_coef: 0.25"))
+    sentence = (
+        r"config\.yaml' does not have the settings of the run: horizon is missing \(it was 8\), "
+        r"entropy_coef is missing \(it was \"0\.03 until 20%, 0\.03 -> 0\.001 cosine\"\), value_coef is 0\.25 "
+        r"\(it was 0\.5\)\. Delete"
+    )
+    for call in (lehr.resume, lehr.load, lambda run: lehr.train(from_run=run, run_dir=tmp_path / "fork")):
+        with pytest.raises(lehr.InputError, match=sentence):
+            call(run)
+    assert not (tmp_path / "fork").exists()
+    with pytest.raises(lehr.InputError, match=r"the run: value_coef is 0\.25"):  # the others are given on purpose
+        lehr.resume(run, **{"ent-coef": 0.01, "horizon": 8})
+
+
+@pytest.mark.parametrize("length", [0, 10, 100, 400, 700])
+def test_no_cut_config_goes_on_with_defaults(half, tmp_path, length):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    assert length < len(text) - 50
+    with pytest.raises(lehr.InputError, match=r"does not have the settings of the run|config\.yaml, line"):
+        lehr.load(edited(run, text[:length]))
+
+
+def test_settings_that_are_given_on_purpose_may_differ_and_a_deleted_config_is_written_again(half, whole, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    edited(run, text.replace("clip_range: 0.2 -> 0.1", "clip_range: 0.3"))
+    result = lehr.resume(run, clip_range=0.15, progress_fn=lambda *_: True)
+    assert result.metrics["coef/clip_range"][-1] == np.float32(0.15)
+    assert lehr.load(run).config["clip_range"] == 0.15
+    (run / "config.yaml").unlink()
+    lehr.resume(run, clip_range="0.2 -> 0.1")
+    assert (run / "config.yaml").read_text() == text
+    assert RunDirectory(run).read_status()["status"] == "finished"
+
+
+def test_a_config_without_its_checkpoint_or_its_algorithm_is_explained(half, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    checkpoint.amend(run / "checkpoints", lambda meta: {name: meta[name] for name in meta if name != "settings"})
+    text = (run / "config.yaml").read_text()
+    assert lehr.load(run).config["horizon"] == 8  # a run of an older version
+    with pytest.raises(lehr.InputError, match=r"config\.yaml' has no 'algorithm'; restore the file"):
+        lehr.load(edited(run, text.replace("algorithm: ppo", "")))
+
+
+def test_a_kill_while_settings_change_leaves_a_run_that_resumes(half, tmp_path, monkeypatch):
+    """Before each of the operations on files that change the settings."""
+    operations = [(Path, "replace"), (os, "fsync")]
+    seen = set()
+    for fatal in range(100):
+        run = shutil.copytree(half, tmp_path / str(fatal))
+        countdown = iter(range(fatal))
+        finished = True
+        with monkeypatch.context() as patch, RunDirectory(run) as directory:
+            for owner, name in operations:
+                patch.setattr(owner, name, dying(getattr(owner, name), countdown))
+            mapping = settings_file.read(directory).values | {"max_rejected": 77}
+            try:
+                settings_file.write(directory, mapping)
+            except Killed:
+                finished = False
+        found = settings_file.read(RunDirectory(run))
+        assert not found.differences
+        seen.add(found.values["max_rejected"])
+        checkpoint.newest(run / "checkpoints", lehr.load(run).state.saved, report=pytest.fail) if finished else None
+        if finished:
+            break
+    assert finished
+    assert seen == {10, 77}
+    assert "settings_before" not in checkpoint.latest_meta(run / "checkpoints")
+
+
 # Damaged metrics ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def half(tmp_path_factory):
-    """The feed-forward run, stopped at update 25, where it has a checkpoint."""
-    path = tmp_path_factory.mktemp("half")
-    stop = {"progress_fn": lambda step, metrics: step >= 32 * 25}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lehr.training.loop._next_count", lambda count, pace: 5)
-        lehr.train(run_dir=path, **COMMON | VARIANTS["feed-forward"] | stop)
-    assert checkpoint.steps(path / "checkpoints")[-1] == 25
-    return path
-
-
 def cut(lines):
-    return lines[:18] + [lines[18][:50]]
+    return [*lines[:18], lines[18][:50]]
 
 
 def flip_a_bracket(lines):
-    return lines[:2] + [b"[" + lines[2][1:]] + lines[3:]
+    return [*lines[:2], b"[" + lines[2][1:], *lines[3:]]
 
 
 def flip_a_digit(lines):
-    return lines[:2] + [lines[2].replace(b'"env_steps": 96', b'"env_steps": 97')] + lines[3:]
+    return [*lines[:2], lines[2].replace(b'"env_steps": 96', b'"env_steps": 97'), *lines[3:]]
 
 
 def zero(lines):

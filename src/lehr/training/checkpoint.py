@@ -129,6 +129,17 @@ def amend(directory: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]
             _write_document(path, document | {"format": FORMAT, "meta": changed})
 
 
+def latest_meta(directory: Path) -> dict[str, Any]:
+    """Return the metadata of the latest checkpoint whose metadata is intact; empty if there is none."""
+    for path in reversed(_find(directory).values()):
+        try:
+            document = _read_document(path)
+        except CheckpointError:
+            continue
+        return document["meta"] | {"step": document["step"]}
+    return {}
+
+
 def steps(directory: Path) -> list[int]:
     """Return the steps of the checkpoints in a directory, in order; an empty list if there are none."""
     return list(_find(directory))

@@ -19,7 +19,7 @@ from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, Weigh
 from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
 from lehr.report.loggers.ledger import Ledger, Mark
-from lehr.training import checkpoint
+from lehr.training import checkpoint, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
@@ -267,6 +267,7 @@ class Loop:
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
             "metrics": self.ledger.to_json(),
+            "settings": settings_file.to_json(self.plan.mapping),
         }
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
