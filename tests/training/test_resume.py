@@ -10,6 +10,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -188,7 +189,7 @@ def saved_arrays(run_dir):
     newest = newest_of(run_dir)
     leaves = json.loads((newest / "meta.json").read_text())["leaves"]
     with np.load(newest / "state.npz") as archive:
-        return {leaf["path"]: archive[f"arr_{number}"] for number, leaf in enumerate(leaves)}
+        return {leaf["path"]: archive[f"arr_{number}"] for number, leaf in enumerate(leaves) if "chunks" not in leaf}
 
 
 def rows_of(run_dir):
@@ -446,6 +447,69 @@ def test_rows_of_a_torn_or_later_end_are_cut_before_a_resume(stopped, whole):
     lehr.resume(path)
     assert jsonl.read(path / "metrics.jsonl")["update"].max() == 60
     assert_same_run(path, whole)
+
+
+# Memory: stored rollouts, a replay -----------------------------------------------------------------------------------
+
+PPG = COMMON | {"env": "CartPole-v1", "policy_updates": 4, "total_steps": 32 * 12, "evaluate_episodes": 0}
+PPG = {name: value for name, value in PPG.items() if name not in ("evaluate_every", "epochs", "minibatches")}
+
+
+@pytest.fixture
+def ppg(tmp_path, monkeypatch):
+    """A function that trains PPG with all of its memory in chunks, to the end or until after an update."""
+    monkeypatch.setattr("lehr.training.chunks.LEAST", 0)
+
+    def train(name, until=12, **settings):
+        monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
+        stop = {"progress_fn": lambda step, metrics: step >= 32 * until, "run_dir": tmp_path / name}
+        return lehr.train("ppg", **PPG | settings | stop)
+
+    return train
+
+
+def same_state(one, other):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(one.params)] == [
+        np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(other.params)
+    ]
+
+
+def test_a_run_with_its_memory_in_chunks_resumes_exactly(ppg, tmp_path):
+    whole = ppg("whole")
+    half = ppg("half", until=6)  # in the midst of a policy phase
+    assert int(half.state.learner.auxiliary.filled) == int(half.state.updates) - 4 in (2, 3)
+    assert len(list((tmp_path / "half" / "checkpoints" / "memory").iterdir())) >= 3
+    assert not any(".memory" in path for path in saved_arrays(tmp_path / "half") if path.endswith("target"))
+    resumed = lehr.resume(tmp_path / "half")
+    assert same_state(resumed, whole)
+    assert rows_of(tmp_path / "half") == rows_of(tmp_path / "whole")
+
+
+def test_a_run_without_its_memory_says_so_and_starts_with_an_empty_one(ppg, tmp_path, caplog):
+    half = ppg("half", until=6, checkpoint_replay="off")
+    assert "checkpoint_replay is off: checkpoints leave out the replay and stored rollouts" in caplog.text
+    assert not (tmp_path / "half" / "checkpoints" / "memory").exists()
+    caplog.clear()
+    loaded = lehr.load(tmp_path / "half").state.learner
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(loaded.memory))
+    assert int(loaded.auxiliary.filled) == 0 < int(half.state.learner.auxiliary.filled)
+    resumed = lehr.resume(tmp_path / "half", progress_fn=lambda *_: True)
+    assert "has no replay or stored rollouts: the run goes on with empty ones" in caplog.text
+    new = int(resumed.state.updates) - int(half.state.updates)
+    assert int(resumed.state.learner.auxiliary.filled) == new in (1, 2)
+
+
+def test_a_run_whose_memory_is_damaged_can_go_on_without_it(ppg, tmp_path, caplog):
+    half = ppg("half", until=6, keep_checkpoints=1)
+    for chunk in (tmp_path / "half" / "checkpoints" / "memory").iterdir():
+        chunk.write_bytes(b"?" * chunk.stat().st_size)
+    with pytest.raises(checkpoint.CheckpointError, match="None of the 1 checkpoints"):
+        lehr.resume(tmp_path / "half")
+    assert "To go on without it, resume with checkpoint_replay off" in caplog.text
+    resumed = lehr.resume(tmp_path / "half", checkpoint_replay=False, progress_fn=lambda *_: True)
+    new = int(resumed.state.updates) - int(half.state.updates)
+    assert int(resumed.state.learner.auxiliary.filled) == new in (1, 2)
+    assert resumed.config["checkpoint_replay"] == "off"
 
 
 # Damaged settings --------------------------------------------------------------------------------------------------

@@ -319,6 +319,12 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, saved in {directory.path}")
+    data = plan.state.learner.memory, plan.state.reward_model.memory
+    if plan.run.checkpoint_replay == "off" and jax.tree.leaves(data):
+        loop.warn(
+            "checkpoint_replay is off: checkpoints leave out the replay and stored rollouts, so a run that is stopped "
+            "and resumed differs from one that is not."
+        )
     result = _result(plan, directory, loop.run())
     if result.metrics:  # empty if the run was stopped while compiling
         learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)

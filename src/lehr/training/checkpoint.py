@@ -2,17 +2,19 @@
 
     <directory>/000000409600/state.npz    the leaves as plain arrays
                              meta.json    paths, shapes and dtypes of the leaves, checksums, and the caller's metadata
+                memory/                   large arrays of a learner's `memory`, see `lehr.training.chunks`
 
 Nothing is pickled, and loading runs no code. A process killed at any moment leaves the last complete checkpoint.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,14 @@ import numpy as np
 
 from lehr.errors import InputError
 from lehr.files import sync, sync_directory, write_text
+from lehr.training import chunks
 from lehr.types import PyTree
 
-FORMAT = 2
-"""Version of the file layout, increased when older code can no longer read new checkpoints."""
+FORMAT = 3
+"""Version of the file layout, increased when older code can no longer read new checkpoints.
+
+Format 3 has parts of `memory` in chunks, or leaves them out; without that, a checkpoint has format 2.
+"""
 
 _RENAMED = (
     # Format 1 had one `memory`; format 2 separates learned state (`auxiliary`) from data (`memory`).
@@ -33,6 +39,9 @@ _RENAMED = (
     (r"\.learner\.memory\.(params|age|head|optimiser|filled|metrics)\b", r".learner.auxiliary.\1"),
 )
 """Paths of format 1, and their current names."""
+
+_MEMORY = re.compile(r"\.(learner|reward_model)\.memory\b")
+"""Paths of data, which may be gigabytes, as opposed to learned state."""
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
 _MOST_DIFFERENCES = 5
@@ -43,7 +52,13 @@ class CheckpointError(RuntimeError):
 
 
 def save(
-    directory: Path, state: PyTree, step: int, meta: Mapping[str, Any], keep: int = 3, protect: Collection[int] = ()
+    directory: Path,
+    state: PyTree,
+    step: int,
+    meta: Mapping[str, Any],
+    keep: int = 3,
+    protect: Collection[int] = (),
+    memory: bool = True,
 ) -> Path:
     """Write a checkpoint and return its directory.
 
@@ -58,6 +73,7 @@ def save(
         meta: any JSON-serialisable mapping; `load` returns it.
         keep: number of checkpoints to keep, at least 1.
         protect: steps to keep regardless of `keep`, the best one for example.
+        memory: whether to save the `memory` of the learner and the reward model.
     """
     if keep < 1 or step < 0:
         raise InputError(f"keep is {keep} and step is {step}; keep must be at least 1 and step at least 0.")
@@ -67,7 +83,7 @@ def save(
     final = directory / f"{step:012d}"
     temporary = final.with_name(f"{final.name}.tmp")
     temporary.mkdir()
-    _write(temporary, state, step, meta)
+    _write(temporary, state, step, meta, memory)
     if final.exists():
         # Directories cannot be swapped atomically: until the second rename, "<step>.replaced" counts as the step.
         final.rename(final.with_name(f"{final.name}.replaced"))
@@ -79,30 +95,52 @@ def save(
     earlier = [other for other in found if other <= step]
     for other in set(found) - set(earlier[-keep:]) - set(protect).intersection(earlier):
         _discard(found[other])
+    _discard_chunks(directory)
     return final
 
 
-def load(path: Path, template: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def load(
+    path: Path, template: PyTree, memory_lost: Callable[[str], object] | None = None
+) -> tuple[PyTree, dict[str, Any]]:
     """Load one checkpoint and return the state, and the caller's `meta` with the `step` added.
 
     The template gives the structure, shapes and dtypes; its leaves are arrays, or `jax.ShapeDtypeStruct` from
     `jax.eval_shape`. Each leaf is restored as the template's type: a NumPy array, a Python number, or a JAX array, on
     the template's devices if it specifies any. Weak types are not preserved.
+
+    If the checkpoint was saved without `memory`, the template's is used, and `without_memory` is added to the metadata.
+    The same holds if `memory` is damaged and `memory_lost` is given, which is called with the error.
     """
     document = _read_document(path)
     wanted = _leaves(template)
-    _check_fits(path, document["leaves"], wanted)
-    arrays = _read_arrays(path, document)
+    first = {name: leaf for name, leaf in wanted.items() if _MEMORY.match(name)}
+    has_memory = not document.get("without_memory")
+    expected = wanted if has_memory else {name: leaf for name, leaf in wanted.items() if name not in first}
+    _check_fits(path, document["leaves"], expected)
     restored = {
         described["path"]: _restore(array, described, wanted[described["path"]])
-        for array, described in zip(arrays, document["leaves"], strict=True)
+        for described, array in _read_arrays(path, document)
     }
+    if has_memory:
+        try:
+            for described, array in _read_chunks(path, document):
+                restored[described["path"]] = _restore(array, described, wanted[described["path"]])
+        except CheckpointError as error:
+            if memory_lost is None:
+                raise
+            memory_lost(str(error))
+            has_memory = False
+    if not has_memory:
+        restored |= first
     state = jax.tree.unflatten(jax.tree.structure(template), [restored[name] for name in wanted])
-    return state, document["meta"] | {"step": document["step"]}
+    return state, document["meta"] | {"step": document["step"]} | ({} if has_memory else {"without_memory": True})
 
 
 def newest(
-    directory: Path, template: PyTree, report: Callable[[str], object] = warnings.warn
+    directory: Path,
+    template: PyTree,
+    report: Callable[[str], object] = warnings.warn,
+    memory_lost: Callable[[str], object] | None = None,
 ) -> tuple[PyTree, dict[str, Any], Path]:
     """Load the latest intact checkpoint and return its state, meta and path. Damaged ones are reported and skipped."""
     found = _find(directory)
@@ -110,7 +148,7 @@ def newest(
         raise InputError(f"There is no checkpoint in '{directory}'; the run ended before its first; start it again.")
     for path in reversed(found.values()):
         try:
-            return *load(path, template), path
+            return *load(path, template, memory_lost), path
         except CheckpointError as error:
             report(f"{error} Trying the one before.")
     raise CheckpointError(f"None of the {len(found)} checkpoints in '{directory}' can be read; start the run again.")
@@ -126,7 +164,7 @@ def amend(directory: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]
         changed = dict(change(document["meta"] | {"step": document["step"]}))
         changed.pop("step", None)
         if changed != document["meta"]:
-            _write_document(path, document | {"format": FORMAT, "meta": changed})
+            _write_document(path, document | {"format": max(document["format"], 2), "meta": changed})
 
 
 def latest_meta(directory: Path) -> dict[str, Any]:
@@ -174,9 +212,14 @@ def _is_extension(dtype: np.dtype) -> bool:
     return dtype.isbuiltin == 2
 
 
+def _stored_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype, or for an extension, one of plain NumPy that holds its bits."""
+    return np.dtype(f"u{dtype.itemsize}") if _is_extension(dtype) else dtype
+
+
 def _plain(array: np.ndarray) -> np.ndarray:
     """Return the array's bits in a dtype that plain NumPy can read."""
-    return array.view(f"u{array.dtype.itemsize}") if _is_extension(array.dtype) else array
+    return array.view(_stored_dtype(array.dtype))
 
 
 def _describe(path: str, leaf: Any) -> dict[str, Any]:
@@ -255,17 +298,28 @@ def _discard(path: Path) -> None:
     shutil.rmtree(path.rename(path.with_name(f"{path.name}.tmp")), ignore_errors=True)
 
 
-def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any]) -> None:
-    """Write both files of a checkpoint and sync them to disk."""
-    leaves = _leaves(state)
-    arrays = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves.values()])
+def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any], memory: bool) -> None:
+    """Write the files of a checkpoint and sync them to disk."""
+    found = _leaves(state)
+    leaves = {path: leaf for path, leaf in found.items() if memory or not _MEMORY.match(path)}
+    described = [_describe(path, leaf) for path, leaf in leaves.items()]
+    plain: dict[str, Any] = {}
+    for number, (path, leaf) in enumerate(leaves.items()):
+        if _MEMORY.match(path) and not _is_key(leaf) and getattr(leaf, "nbytes", 0) >= chunks.LEAST:
+            content = _plain(np.asarray(jax.device_get(leaf)))
+            described[number]["chunks"] = chunks.write(directory.parent / "memory", content)
+        else:
+            plain[f"arr_{number}"] = jax.random.key_data(leaf) if _is_key(leaf) else leaf
     with (directory / "state.npz").open("w+b") as file:
-        np.savez(file, *(_plain(np.asarray(array)) for array in arrays))
+        np.savez(file, **{name: _plain(np.asarray(array)) for name, array in jax.device_get(plain).items()})
         sync(file)
         file.seek(0)
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    described = [_describe(path, leaf) for path, leaf in leaves.items()]
-    document = {"format": FORMAT, "step": step, "meta": dict(meta), "leaves": described, "state_sha256": checksum}
+    document = {"format": 2, "step": step, "meta": dict(meta), "leaves": described, "state_sha256": checksum}
+    if len(plain) < len(leaves):
+        document |= {"format": FORMAT, "chunk_size": chunks.CHUNK}
+    if len(leaves) < len(found):
+        document |= {"format": FORMAT, "without_memory": True}
     _write_document(directory, document)
 
 
@@ -288,7 +342,7 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"The checkpoint file '{file}' is damaged: it is not valid JSON.") from error
     if _checksum(document) != checksum:
         raise CheckpointError(f"The checkpoint file '{file}' is damaged: its checksum does not match.")
-    if document["format"] not in (1, FORMAT):
+    if document["format"] not in range(1, FORMAT + 1):
         raise InputError(
             f"The checkpoint '{path}' has format {document['format']}, but this version of Lehr reads formats up to "
             f"{FORMAT}; install the version that wrote it."
@@ -300,16 +354,46 @@ def _read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _read_arrays(path: Path, document: dict[str, Any]) -> list[np.ndarray]:
+def _read_arrays(path: Path, document: dict[str, Any]) -> list[tuple[dict[str, Any], np.ndarray]]:
+    """Return the description and the array of each leaf in `state.npz`."""
     name = path / "state.npz"
+    numbered = [(number, leaf) for number, leaf in enumerate(document["leaves"]) if "chunks" not in leaf]
     try:
         with name.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != document["state_sha256"]:
                 raise CheckpointError(f"The checkpoint file '{name}' is damaged: its checksum does not match.")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
-                return [archive[f"arr_{number}"] for number in range(len(document["leaves"]))]
+                return [(leaf, archive[f"arr_{number}"]) for number, leaf in numbered]
     except OSError as error:
         raise CheckpointError(f"The checkpoint file '{name}' cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"The checkpoint file '{name}' is damaged: it does not contain plain arrays.") from error
+
+
+def _read_chunks(path: Path, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Return the description and the array of each leaf in `memory/`, one at a time."""
+    for leaf in document["leaves"]:
+        if "chunks" in leaf:
+            dtype = _stored_dtype(jnp.dtype(leaf["dtype"]))
+            try:
+                array = chunks.read(
+                    path.parent / "memory", leaf["chunks"], document["chunk_size"], leaf["shape"], dtype
+                )
+            except (chunks.ChunkError, OSError) as error:
+                raise CheckpointError(
+                    f"The memory of the checkpoint '{path}' is damaged: {error}. To go on without it, resume with "
+                    "checkpoint_replay off."
+                ) from error
+            yield leaf, array
+
+
+def _discard_chunks(directory: Path) -> None:
+    """Delete the chunks that no checkpoint has."""
+    if not (directory / "memory").is_dir():
+        return
+    used: set[str] = set()
+    for path in _find(directory).values():
+        with contextlib.suppress(CheckpointError):  # a damaged checkpoint cannot be loaded, with or without its chunks
+            used.update(name for leaf in _read_document(path)["leaves"] for name in leaf.get("chunks", ()))
+    chunks.discard(directory / "memory", used)

@@ -42,7 +42,15 @@ def restore(
     directory: RunDirectory, plan: Plan, report: Callable[[str], object] = warnings.warn
 ) -> tuple[TrainState, dict[str, Any]]:
     """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint."""
-    saved, meta, _ = checkpoint.newest(directory.checkpoints, plan.state.saved, report)
+    may_lose = plan.run.checkpoint_replay == "off"
+    saved, meta, _ = checkpoint.newest(
+        directory.checkpoints, plan.state.saved, report, memory_lost=report if may_lose else None
+    )
+    if meta.get("without_memory"):
+        saved = saved._replace(
+            learner=plan.program.algorithm.forget(saved.learner),
+            reward_model=plan.program.reward_model.forget(saved.reward_model),
+        )
     return saved._replace(coefficients=plan.state.coefficients), meta
 
 
@@ -73,6 +81,11 @@ class Loop:
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
+            if meta.get("without_memory"):
+                self.warn(
+                    f"The checkpoint of update {self.saved} has no replay or stored rollouts: the run goes on with "
+                    "empty ones, so it will differ from one that was not stopped."
+                )
             self.ledger = self._check_metrics(meta)
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
@@ -271,7 +284,13 @@ class Loop:
         }
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
-            self.directory.checkpoints, self.state.saved, self.done, meta, self.plan.run.keep_checkpoints, protect
+            self.directory.checkpoints,
+            self.state.saved,
+            self.done,
+            meta,
+            self.plan.run.keep_checkpoints,
+            protect,
+            memory=self.plan.run.checkpoint_replay == "on",
         )
         self.saved = self.done
 
