@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -343,10 +345,123 @@ def test_a_pickle_is_never_opened(tmp_path):
 
     path = checkpoint.save(tmp_path, {"x": jnp.zeros(1)}, 1, {})
     np.savez(path / "state.npz", np.array([Bomb()], object))
-    checksum = checkpoint.hashlib.sha256((path / "state.npz").read_bytes()).hexdigest()
-    sealed(path, state_sha256=checksum)
+    reseal(path)
     with pytest.raises(CheckpointError, match="it does not contain plain arrays"):
         checkpoint.load(path, {"x": jnp.zeros(1)})
+
+
+def reseal(path, **changes):
+    """Make the checksum of `state.npz` agree, too."""
+    sealed(path, state_sha256=checkpoint.hashlib.sha256((path / "state.npz").read_bytes()).hexdigest(), **changes)
+
+
+def compressed_zeros(path):
+    np.savez_compressed(path / "state.npz", np.zeros(1 << 26), np.zeros((3, 2), np.float32), np.uint32(0))
+
+
+def compressed_but_fitting(path):
+    np.savez_compressed(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((3, 2), np.float32), np.uint32(0))
+
+
+def a_header_that_lies(path):
+    with zipfile.ZipFile(path / "state.npz") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path / "state.npz", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content.replace(b"(3, 2), }         ", b"(3000000000, 2), }"))
+
+
+def an_array_of_another_shape(path):
+    np.savez(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((2, 3), np.float32), np.uint32(0))
+
+
+def an_array_of_another_dtype(path):
+    np.savez(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((3, 2), np.int32), np.uint32(0))
+
+
+def more_arrays(path):
+    np.savez(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((3, 2), np.float32), np.uint32(0), np.zeros(3))
+
+
+def no_archive(path):
+    (path / "state.npz").write_bytes(b"PK" * 100)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "cause"),
+    [
+        (compressed_zeros, "too many"),
+        (compressed_but_fitting, "another size"),
+        (a_header_that_lies, "another array"),
+        (an_array_of_another_shape, "another array"),
+        (an_array_of_another_dtype, "another array"),
+        (more_arrays, "other arrays"),
+        (no_archive, "not a zip file"),
+    ],
+)
+def test_sizes_are_checked_before_anything_is_read(tmp_path, bomb, cause):
+    """The first takes 512 MiB when it is read, from a file of 0.5 MB."""
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    whole = (path / "state.npz").read_bytes()
+    bomb(path)
+    assert (path / "state.npz").read_bytes() != whole
+    reseal(path)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"it does not contain plain arrays|bytes are too many") as caught:
+        checkpoint.load(path, state_of(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cause in f"{caught.value} {caught.value.__cause__}"
+    assert peak < 20e6
+
+
+@pytest.mark.parametrize("name", ["state.npz", "meta.json"])
+def test_a_file_of_a_terabyte_is_not_read(tmp_path, name):
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    os.truncate(path / name, 1 << 40)  # a hole: it takes no space
+    with pytest.raises(CheckpointError, match="1099511627776 bytes are too many"):
+        checkpoint.load(path, state_of(0))
+
+
+HOSTILE_LEAF = {"path": ".count", "shape": [], "dtype": "uint32"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"leaves": None},
+        {"leaves": [1, 2]},
+        {"leaves": [HOSTILE_LEAF, HOSTILE_LEAF]},
+        {"leaves": [HOSTILE_LEAF | {"chunks": 5}]},
+        {"leaves": [HOSTILE_LEAF | {"chunks": [None]}]},
+        {"leaves": [{"path": ".count"}]},
+        {"meta": []},
+        {"step": "1"},
+        {"format": None},
+        {"state_sha256": None},
+    ],
+    ids=str,
+)
+def test_a_document_with_anything_else_in_it_is_damaged(tmp_path, changes):
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    sealed(path, **changes)
+    with pytest.raises(CheckpointError, match="it does not describe a checkpoint"):
+        checkpoint.load(path, state_of(0))
+
+
+def test_deep_json_is_damaged(tmp_path):
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    (path / "meta.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="it is not valid JSON"):
+        checkpoint.load(path, state_of(0))
+
+
+def test_keys_of_an_unknown_kind_are_damaged(tmp_path):
+    path = checkpoint.save(tmp_path, {"key": jax.random.key(0)}, 1, {})
+    leaves = json.loads((path / "meta.json").read_text())["leaves"]
+    sealed(path, leaves=[leaves[0] | {"key_impl": "evil"}])
+    with pytest.raises(CheckpointError, match="is not a random key"):
+        checkpoint.load(path, {"key": jax.random.key(0)})
 
 
 def test_another_format_is_no_damage(tmp_path):
@@ -512,7 +627,7 @@ def test_names_of_chunks_are_not_trusted(tmp_path, names):
     path = checkpoint.save(tmp_path, with_replay(1, ring(1)), 1, {})
     leaves = json.loads((path / "meta.json").read_text())["leaves"]
     sealed(path, leaves=[leaf | ({"chunks": names} if "chunks" in leaf else {}) for leaf in leaves])
-    with pytest.raises(CheckpointError, match="The memory of the checkpoint .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"The memory of the checkpoint .* is damaged"):
         checkpoint.load(path, with_replay(0, ring(0)))
 
 

@@ -10,19 +10,21 @@ Nothing is pickled, and loading runs no code. A process killed at any moment lea
 import contextlib
 import hashlib
 import json
+import math
 import re
 import shutil
+import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.errors import InputError
+from lehr.errors import InputError, shortened
 from lehr.files import sync, sync_directory, write_text
 from lehr.training import chunks
 from lehr.types import PyTree
@@ -45,6 +47,10 @@ _MEMORY = re.compile(r"\.(learner|reward_model)\.memory\b")
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
 _MOST_DIFFERENCES = 5
+_MOST_META = 16 << 20
+"""A larger `meta.json` is damaged; this is enough for a replay of a terabyte."""
+_MOST_OVERHEAD = 1 << 10
+"""Bytes of a `state.npz` for each array besides its content, at most."""
 
 
 class CheckpointError(RuntimeError):
@@ -119,7 +125,7 @@ def load(
     _check_fits(path, document["leaves"], expected)
     restored = {
         described["path"]: _restore(array, described, wanted[described["path"]])
-        for described, array in _read_arrays(path, document)
+        for described, array in _read_arrays(path, document, wanted)
     }
     if has_memory:
         try:
@@ -240,7 +246,11 @@ def _restore(array: np.ndarray, described: dict[str, Any], like: Any) -> Any:
         return array.item()
     sharding = like.sharding if getattr(like, "committed", hasattr(like, "sharding")) else None
     if _is_key(like):
-        return jax.device_put(jax.random.wrap_key_data(jnp.asarray(array), impl=described["key_impl"]), sharding)
+        try:
+            key = jax.random.wrap_key_data(jnp.asarray(array), impl=described["key_impl"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"Leaf {described['path']} of a checkpoint is not a random key.") from error
+        return jax.device_put(key, sharding)
     if _is_extension(like.dtype):
         array = array.view(like.dtype)
     if isinstance(like, np.ndarray | np.generic):
@@ -334,19 +344,23 @@ def _checksum(document: dict[str, Any]) -> str:
 def _read_document(path: Path) -> dict[str, Any]:
     file = path / "meta.json"
     try:
+        if (size := file.stat().st_size) > _MOST_META:
+            raise CheckpointError(f"The checkpoint file '{file}' is damaged: {size} bytes are too many.")
         document = json.loads(file.read_bytes())
         checksum = document.pop("sha256")
     except OSError as error:
         raise CheckpointError(f"The checkpoint file '{file}' cannot be read: {error.strerror}.") from error
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"The checkpoint file '{file}' is damaged: it is not valid JSON.") from error
     if _checksum(document) != checksum:
         raise CheckpointError(f"The checkpoint file '{file}' is damaged: its checksum does not match.")
-    if document["format"] not in range(1, FORMAT + 1):
+    if isinstance(version := document.get("format"), int) and version not in range(1, FORMAT + 1):
         raise InputError(
-            f"The checkpoint '{path}' has format {document['format']}, but this version of Lehr reads formats up to "
-            f"{FORMAT}; install the version that wrote it."
+            f"The checkpoint '{path}' has format {shortened(str(version))}, but this version of Lehr reads formats up "
+            f"to {FORMAT}; install the version that wrote it."
         )
+    if not _is_document(document):
+        raise CheckpointError(f"The checkpoint file '{file}' is damaged: it does not describe a checkpoint.")
     if document["format"] == 1:
         for leaf in document["leaves"]:
             for old, new in _RENAMED:
@@ -354,21 +368,90 @@ def _read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _read_arrays(path: Path, document: dict[str, Any]) -> list[tuple[dict[str, Any], np.ndarray]]:
+def _is_document(document: dict[str, Any]) -> bool:
+    """Whether all parts of a document are there, with the right types."""
+    types = {"format": int, "step": int, "meta": dict, "leaves": list, "state_sha256": str}
+    leaf_types = {"path": str, "shape": list, "dtype": str}
+    if not all(isinstance(document.get(name), kind) for name, kind in types.items()):
+        return False
+    leaves = document["leaves"]
+    return (
+        all(isinstance(leaf, dict) for leaf in leaves)
+        and all(isinstance(leaf.get(name), kind) for leaf in leaves for name, kind in leaf_types.items())
+        and len({leaf["path"] for leaf in leaves}) == len(leaves)
+        and all(isinstance(leaf.get("chunks", []), list) for leaf in leaves)
+        and all(isinstance(name, str) for leaf in leaves for name in leaf.get("chunks", ()))
+        and isinstance(document.get("chunk_size", 1), int)
+    )
+
+
+def _read_arrays(
+    path: Path, document: dict[str, Any], wanted: Mapping[str, Any]
+) -> list[tuple[dict[str, Any], np.ndarray]]:
     """Return the description and the array of each leaf in `state.npz`."""
     name = path / "state.npz"
-    numbered = [(number, leaf) for number, leaf in enumerate(document["leaves"]) if "chunks" not in leaf]
+    expected = {
+        f"arr_{number}": wanted[leaf["path"]] for number, leaf in enumerate(document["leaves"]) if "chunks" not in leaf
+    }
+    most = sum(_Stored.of(leaf).nbytes + _MOST_OVERHEAD for leaf in expected.values()) + _MOST_OVERHEAD
     try:
         with name.open("rb") as file:
+            if (size := name.stat().st_size) > most:
+                raise CheckpointError(f"The checkpoint file '{name}' is damaged: {size} bytes are too many.")
             if hashlib.file_digest(file, "sha256").hexdigest() != document["state_sha256"]:
                 raise CheckpointError(f"The checkpoint file '{name}' is damaged: its checksum does not match.")
             file.seek(0)
+            _check_headers(file, expected)
+            file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
-                return [(leaf, archive[f"arr_{number}"]) for number, leaf in numbered]
+                return [
+                    (leaf, archive[f"arr_{number}"])
+                    for number, leaf in enumerate(document["leaves"])
+                    if "chunks" not in leaf
+                ]
     except OSError as error:
         raise CheckpointError(f"The checkpoint file '{name}' cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile) as error:
         raise CheckpointError(f"The checkpoint file '{name}' is damaged: it does not contain plain arrays.") from error
+
+
+def _check_headers(file: IO[bytes], expected: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` unless an .npz has exactly the arrays of these leaves, before any of them is read."""
+    with zipfile.ZipFile(file) as archive:
+        if sorted(archive.namelist()) != sorted(f"{name}.npy" for name in expected):
+            raise ValueError("other arrays")
+        for name, leaf in expected.items():
+            info, stored = archive.getinfo(f"{name}.npy"), _Stored.of(leaf)
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                shape, _, dtype = read[version](member)
+                size = member.tell() + stored.nbytes
+            is_number = type(leaf) in _PYTHON_NUMBERS and dtype.kind in "biufc"
+            if shape != stored.shape or dtype.hasobject or not (dtype == stored.dtype or is_number):
+                raise ValueError("another array")
+            if info.compress_type != zipfile.ZIP_STORED or (info.file_size != size and not is_number):
+                raise ValueError("another size")
+
+
+class _Stored(NamedTuple):
+    """The shape and dtype in which a leaf is stored."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, leaf: Any) -> "_Stored":
+        if type(leaf) in _PYTHON_NUMBERS:
+            return cls((), np.asarray(leaf).dtype)
+        found = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        return cls(tuple(found.shape), _stored_dtype(found.dtype))
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def _read_chunks(path: Path, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:

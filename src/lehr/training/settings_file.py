@@ -47,9 +47,9 @@ def read(directory: RunDirectory) -> SavedSettings:
             raise InputError(f"The run '{directory.path}' ended before its first update; delete it and start again.")
         return SavedSettings(directory.config, known, {})
     found = config.from_yaml(directory.config)
-    if isinstance(known, dict) and not (isinstance(before, dict) and _texts(before) == _texts(found)):
-        if differences := _differences(known, found):
-            return SavedSettings(directory.config, known, differences)
+    changes = isinstance(before, dict) and _texts(before) == _texts(found)  # a process was killed while it changed them
+    if isinstance(known, dict) and not changes and (differences := _differences(known, found)):
+        return SavedSettings(directory.config, known, differences)
     if "algorithm" not in found:
         raise InputError(f"'{directory.config}' has no 'algorithm'; restore the file from a copy.")
     return SavedSettings(directory.config, found, {})
