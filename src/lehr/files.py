@@ -1,5 +1,10 @@
-"""Files that a kill or a power failure leaves either as they were or complete."""
+"""Files of a run: a kill or a power failure leaves them as they were or complete, and no link is written through.
 
+A run directory may come from a stranger. A link in it could point to any file of the user's, so files are replaced by
+new ones, and a file or directory that cannot be replaced must not be a link.
+"""
+
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -7,16 +12,49 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from lehr.errors import InputError
+
 
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that takes the place of `path` once it is complete and synced to disk."""
+    """Open a new file that takes the place of `path`, link or not, once it is complete and synced to disk."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        yield file
-        sync(file)
-    temporary.replace(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as file:  # a new file: neither that of a killed process nor a link
+            yield file
+            sync(file)
+        temporary.replace(path)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
+
+
+def open_in_place(path: Path, mode: str) -> IO[Any]:
+    """Open a file to append to it or to change it; a link is refused. Text is UTF-8."""
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    try:
+        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **text)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            refuse_link(path)
+        raise
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory if there is none; a link is refused."""
+    refuse_link(path)
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to write to a link."""
+    if path.is_symlink():
+        raise InputError(
+            f"'{path}' is a link, and a run does not write through links; replace it by a copy of what it points to, "
+            "or remove it."
+        )
 
 
 def write_text(path: Path, text: str) -> None:

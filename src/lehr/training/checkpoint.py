@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.errors import InputError, shortened
-from lehr.files import sync, sync_directory, write_text
+from lehr.files import make_directory, refuse_link, sync, sync_directory, write_text
 from lehr.training import chunks
 from lehr.types import PyTree
 
@@ -83,7 +83,7 @@ def save(
     """
     if keep < 1 or step < 0:
         raise InputError(f"keep is {keep} and step is {step}; keep must be at least 1 and step at least 0.")
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     _clean(directory)
 
     final = directory / f"{step:012d}"
@@ -162,6 +162,7 @@ def newest(
 
 def amend(directory: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     """Change the metadata of every intact checkpoint; `change` gets it as `load` returns it."""
+    refuse_link(directory)
     for path in _find(directory).values():
         try:
             document = _read_document(path)
@@ -286,10 +287,11 @@ def _leaf_text(described: dict[str, Any]) -> str:
 
 
 def _find(directory: Path) -> dict[int, Path]:
-    """Return the complete checkpoints by step, in order."""
+    """Return the complete checkpoints by step, in order. Links are ignored, since metadata is changed in place."""
     found: dict[int, Path] = {}
     for path in sorted(directory.glob("*")):  # "<step>" sorts before "<step>.replaced", which counts only if alone
-        if match := re.fullmatch(r"(\d{12,})(\.replaced)?", path.name):
+        match = re.fullmatch(r"(\d{12,})(\.replaced)?", path.name)
+        if match and not path.is_symlink():
             found.setdefault(int(match[1]), path)
     return dict(sorted(found.items()))
 
@@ -297,7 +299,7 @@ def _find(directory: Path) -> dict[int, Path]:
 def _clean(directory: Path) -> None:
     """Remove unfinished files of a killed process."""
     for path in directory.glob("*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     for path in directory.glob("*.replaced"):
         if path.with_suffix("").exists():
             _discard(path)
@@ -305,7 +307,15 @@ def _clean(directory: Path) -> None:
 
 def _discard(path: Path) -> None:
     """Remove a checkpoint; if killed halfway, what remains does not look like a checkpoint."""
-    shutil.rmtree(path.rename(path.with_name(f"{path.name}.tmp")), ignore_errors=True)
+    _remove(path.rename(path.with_name(f"{path.name}.tmp")))
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, or whatever has its name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
 
 
 def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any], memory: bool) -> None:

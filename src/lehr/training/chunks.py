@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lehr.files import replaced, sync_directory
+from lehr.files import make_directory, replaced, sync_directory
 
 CHUNK = 4 << 20
 """Size of a chunk in bytes; the last one of an array may be smaller."""
@@ -29,7 +29,7 @@ class ChunkError(ValueError):
 
 def write(directory: Path, array: np.ndarray) -> list[str]:
     """Write the chunks of an array that are not there yet, and return the names of all."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     names = []
     for start in range(0, len(content), CHUNK):

@@ -11,12 +11,12 @@ import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal
 
 import jax
 
 from lehr.errors import InputError, closest
-from lehr.files import write_json
+from lehr.files import open_in_place, write_json
 
 ROOT = Path("runs")
 """Default directory in which runs are created and looked up."""
@@ -50,7 +50,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.curve = path / "curve.png"
-        self._lock: TextIO | None = None
+        self._lock: IO[str] | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
@@ -93,7 +93,7 @@ class RunDirectory:
         path = self.path.resolve() / ".lock"
         if path in _locked:
             raise InputError(f"This process is already writing the run '{self.path}'; wait until it ends.")
-        file = path.open("a+")
+        file = open_in_place(path, "a+")
         try:
             # Not flock: a forked worker would inherit the lock and hold it after this process died.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

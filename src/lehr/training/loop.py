@@ -15,6 +15,7 @@ import numpy as np
 from lehr.acting.evaluation import make_evaluator
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
+from lehr.files import refuse_link
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
@@ -60,6 +61,8 @@ class Loop:
     def __init__(
         self, plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
     ) -> None:
+        for path in (directory.metrics, directory.checkpoints, directory.tensorboard, directory.path / "wandb"):
+            refuse_link(path)
         self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
         self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)
         self.runner = make_runner(plan, self.warn)

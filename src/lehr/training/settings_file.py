@@ -71,6 +71,7 @@ def write(directory: RunDirectory, mapping: Mapping[str, Any]) -> None:
         change = {"settings": wanted} | ({} if before.differences else {"settings_before": to_json(before.values)})
         checkpoint.amend(directory.checkpoints, lambda meta: meta if meta.get("settings") == wanted else meta | change)
     temporary = directory.config.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)  # it may be a link
     config.to_yaml(temporary, mapping)
     with temporary.open("r+b") as file:
         sync(file)

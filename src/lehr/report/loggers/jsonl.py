@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lehr.errors import InputError
-from lehr.files import sync
+from lehr.files import open_in_place, sync
 from lehr.report.loggers.ledger import Mark
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -30,7 +30,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, mark: Mark | None = None) -> None:
-        self._file = path.open("a", encoding="utf-8", newline="\n")
+        self._file = open_in_place(path, "a")
         self.mark = mark or Mark(0)
         """Number, size and checksum of all rows, including those still buffered."""
 
@@ -60,7 +60,7 @@ def truncate_after(path: Path, update: int) -> None:
     """
     if not path.exists() or path.stat().st_size == 0:
         return
-    with path.open("r+b") as file:
+    with open_in_place(path, "r+b") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             end = len(text)
             while end > 0:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lehr.files import replaced
+from lehr.files import open_in_place, replaced
 
 _MOST_MARKS = 64
 _MOST_RANGES = 5
@@ -84,7 +84,7 @@ def restore(path: Path, ledger: Ledger, report: Callable[[str], object]) -> Ledg
     go on with the sound rows; the ledger returned is then a new one.
     """
     if path.exists():
-        with path.open("r+b") as file:
+        with open_in_place(path, "r+b") as file:
             if _checksum(file, ledger.now.size) == ledger.now.crc32:
                 file.truncate(ledger.now.size)
                 return ledger
