@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 import lehr
+from lehr.cli import main
 from lehr.report.loggers import jsonl, ledger
 from lehr.training import api, checkpoint, settings_file
+from lehr.training import directory as directory_module
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import make_plan
@@ -231,10 +233,60 @@ def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, 
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
-def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
+def fate(path):
+    """What can be done with a directory."""
+    if not (path / "status.json").exists():
+        return "not a run yet"
+    try:
+        settings_file.read(RunDirectory.open(path)).check()
+    except lehr.InputError as error:
+        return "start" if "before its first checkpoint; start it again in the same directory" in str(error) else error
+    return "resume"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # as in a kill
+def test_a_run_killed_while_it_begins_is_no_dead_end(tmp_path, monkeypatch):
+    """Before each operation on files: either it can be resumed, or be started again in the same directory."""
+    settings = COMMON | VARIANTS["feed-forward"] | {"total_steps": 32, "evaluate_episodes": 0}
+    plan = make_plan("ppo", settings)
+    operations = [(Path, "replace"), (Path, "rename"), (os, "fsync"), (Path, "mkdir")]
+    endings = []
+    for fatal in range(100):
+        path, countdown, killed = tmp_path / str(fatal), iter(range(fatal)), False
+        path.mkdir()
+        with monkeypatch.context() as patch:
+            for owner, name in operations:
+                patch.setattr(owner, name, dying(getattr(owner, name), countdown))
+            patch.setattr(shutil, "rmtree", lambda *_, **options: None)  # nobody tidies up after a kill
+            try:
+                with RunDirectory.create(path) as directory:
+                    api._begin(plan, directory, None).loggers.close()
+            except Killed:
+                killed = True
+        directory_module._locked.clear()  # as at the end of a process
+        if not killed:
+            break
+        endings.append(ending := fate(path))
+        if ending != "resume":
+            RunDirectory.create(path).unlock()
+    assert not killed
+    places = [endings.index(ending) for ending in ("not a run yet", "start", "resume")]
+    assert places == sorted(places)
+    assert len(set(endings)) == 3
+
+
+def test_resume_on_the_command_line_says_that_there_is_nothing_to_resume(tmp_path, capsys):
     RunDirectory.create(tmp_path / "run").unlock()
-    with pytest.raises(lehr.InputError, match="ended before its first update; delete it and start again"):
-        lehr.resume(tmp_path / "run")
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert "ended before its first checkpoint; start it again in the same directory" in capsys.readouterr().err
+
+
+def test_a_run_without_a_config_is_resumed_from_its_checkpoint(half, whole, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    (run / "config.yaml").unlink()
+    assert main(["resume", str(run)]) == 0
+    assert_same_run(run, whole)
+    assert (run / "config.yaml").read_text() == (whole / "config.yaml").read_text()
 
 
 # Signals -----------------------------------------------------------------------------------------------------------

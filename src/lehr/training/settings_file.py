@@ -44,7 +44,9 @@ def read(directory: RunDirectory) -> SavedSettings:
     known, before = (meta.get(name) for name in ("settings", "settings_before"))
     if not directory.config.exists():
         if not isinstance(known, dict):
-            raise InputError(f"The run '{directory.path}' ended before its first update; delete it and start again.")
+            raise InputError(
+                f"The run '{directory.path}' ended before its first checkpoint; start it again in the same directory."
+            )
         return SavedSettings(directory.config, known, {})
     found = config.from_yaml(directory.config)
     changes = isinstance(before, dict) and _texts(before) == _texts(found)  # a process was killed while it changed them
