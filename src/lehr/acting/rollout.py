@@ -268,9 +268,11 @@ def _everyone(done: jax.Array, num_agents: int) -> jax.Array:
 def follow_episodes(
     episodes: RunningEpisodes, reward: jax.Array, done: jax.Array, valid: Any = (), num_agents: int = 1
 ) -> tuple[RunningEpisodes, Finished]:
-    """Compute returns and lengths of episodes after the rollout; inside it, they would add arrays to every step.
+    """Sum the rewards and steps of episodes after the rollout; inside it, they would add arrays to every step.
 
-        R_t = r_t + (1 − done_{t−1}) R_{t−1}
+    With e the last step of an environment's rollout at which an episode ended (−1 if none did), the episodes that ended
+    hold the steps up to e and what was there before, and the episode in progress holds the steps after e. So these are
+    sums over time without a recurrence, which would take XLA long to compile.
 
     Args:
         episodes: the episodes in progress before the first step.
@@ -284,19 +286,26 @@ def follow_episodes(
     >>> [float(part) for part in finished], rest.returns.tolist(), rest.lengths.tolist()
     ([1.0, 7.0, 4.0], [1.0], [1.0])
     """
-    goes_on, everyone = _goes_on(done, num_agents), _everyone(done, num_agents)
     counts, ended = jnp.ones(done.shape), done
     if not isinstance(valid, tuple):
         counts, ended = valid.astype(jnp.float32), done & valid
     # Exclude non-finite rewards from the sum: a NaN would leak into the next episode, since 0 · NaN is NaN.
     rewards = jnp.where(jnp.isfinite(reward), reward * counts, 0.0)
-    returns = linear_recurrence(goes_on, rewards.at[0].add(episodes.returns), reverse=False)
-    lengths = linear_recurrence(goes_on, counts.at[0].add(episodes.lengths), reverse=False)
-    # Without the barrier, XLA would recompute the recurrences inside the sums on a GPU.
-    returns, lengths = jax.lax.optimization_barrier((returns, lengths))
-    finished = Finished(*(jnp.sum(jnp.where(ended, x, 0.0)) for x in (jnp.ones(done.shape), returns, lengths)))
-    running = 1.0 - everyone[-1]
-    return RunningEpisodes(returns[-1] * running, lengths[-1] * running, done[-1] & ~everyone[-1]), finished
+    steps = jnp.arange(len(done))[:, None]
+    past = steps <= jnp.max(jnp.where(ended, steps, -1), axis=0, keepdims=True)
+    none_ended = ~past[0]
+
+    def split(before: jax.Array, amounts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the sums of the episodes in progress, `[N]`, and the sum over those that ended."""
+        now = jnp.where(none_ended, before, 0.0) + jnp.sum(jnp.where(past, 0.0, amounts), axis=0)
+        then = jnp.where(none_ended, 0.0, before) + jnp.sum(jnp.where(past, amounts, 0.0), axis=0)
+        return now, jnp.sum(then)
+
+    returns, finished_returns = split(episodes.returns, rewards)
+    lengths, finished_lengths = split(episodes.lengths, counts)
+    over = done[-1] & ~_everyone(done[-1:], num_agents)[0]
+    finished = Finished(jnp.sum(ended, dtype=jnp.float32), finished_returns, finished_lengths)
+    return RunningEpisodes(returns, lengths, over), finished
 
 
 def _seen(actor: Actor) -> tuple[PyTree, PyTree, jax.Array]:
