@@ -104,6 +104,12 @@ def of_actions(log_probs, rollout):
     return np.take_along_axis(log_probs, np.asarray(rollout.action)[..., None], -1)[..., 0]
 
 
+def next_values(rollout, values):
+    """The values that follow: inside an episode those of the learner, else those in the rollout."""
+    follows = jnp.concatenate([values[1:], rollout.next_value[-1:]])
+    return jnp.where(rollout.done, rollout.next_value, follows)
+
+
 def numpy_gae(rollout, discount, gae_lambda, rho=None, c=None):
     """Advantages and value targets by a loop from the end; with ratios, those of V-trace."""
     reward, value, next_value, terminated, done = (
