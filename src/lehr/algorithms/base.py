@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from lehr import networks
 from lehr.algorithms.settings import Settings
 from lehr.maths.distributions import Distribution
-from lehr.maths.optimise import Optimiser
+from lehr.maths.optimise import Optimiser, optimiser
 from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
@@ -127,7 +127,7 @@ class ActorCriticAlgorithm(Algorithm):
     @property
     def optimiser(self) -> Optimiser:
         """The optimiser in the settings, without its learning rate."""
-        return Optimiser(self.config.optimiser)
+        return optimiser(self.config.optimiser, getattr(self.config, "optimiser_options", None))
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """Return a learner with these parameters and a new state of the optimiser."""

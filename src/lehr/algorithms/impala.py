@@ -43,7 +43,7 @@ class Algorithm(ActorCriticAlgorithm):
         """Make one update: one gradient step on the whole rollout."""
         gradients, metrics = jax.grad(self.loss, has_aux=True)(learner.params, rollout, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit, coef)
         metrics["gradient/norm"] = step.gradient_norm
         return Learner(step.params, step.state), metrics
 
