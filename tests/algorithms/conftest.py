@@ -45,6 +45,8 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 """What an algorithm calls its learning rate, where that has another name."""
 
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
+    "a2c": {"optimiser": "adamw"},
+    "impala": {"optimiser": "adamw"},
     "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
     "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
 }

@@ -109,6 +109,8 @@ def to_mapping(*configs: Any) -> dict[str, Any]:
             values[name] = plain if isinstance(plain, int | float | str) else str(schedule(plain))
         elif isinstance(value, tuple):
             values[name] = [text_of(item) if known[name].type == tuple[Plugin, ...] else item for item in value]
+        elif isinstance(value, dict):
+            values[name] = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
         elif known[name].type == Plugin and value is not None:
             values[name] = text_of(value)
     return values

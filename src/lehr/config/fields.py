@@ -34,6 +34,16 @@ MISSING: Any = dataclasses.MISSING
 """The default of a required field."""
 
 
+class HashableDict(dict[str, Any]):
+    """A dict for a config that is a static, hashable value; it must not be changed. Lists in it become tuples."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__({name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
 class FieldDescription(NamedTuple):
     """A field of a config, for help pages, flags and conversion."""
 

@@ -44,7 +44,11 @@ class Program:
     @property
     def needs(self) -> frozenset[str]:
         """The optional parts of a rollout that the algorithm or the reward model uses."""
-        return self.algorithm.needs | self.reward_model.needs
+        needs, behind = self.algorithm.needs, self.algorithm.needs_behind
+        # On the host, a policy may also be behind because of `overlap` or asynchronous actors.
+        if behind is not None and (self.lag or isinstance(self.env, HostEnvironment)):
+            needs = behind
+        return needs | self.reward_model.needs
 
     def collected_shapes(self, params: PyTree, statistics: Any, actor: Actor) -> Collected:
         """Return the shapes of what acting passes to learning."""
