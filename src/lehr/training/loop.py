@@ -3,8 +3,6 @@
 import collections
 import contextlib
 import logging
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers.jsonl import truncate_after
-from lehr.training import checkpoint
+from lehr.training import checkpoint, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
@@ -107,7 +105,8 @@ class Loop:
     def run(self) -> TrainState:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
-            with self._files(), contextlib.closing(self.runner), self.progress, self.loggers, self._signals():
+            stopping = signals.handled(self._stop)
+            with self._files(), stopping, contextlib.closing(self.runner), self.progress, self.loggers:
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
@@ -332,23 +331,9 @@ class Loop:
                 f"it from update {self.saved}."
             ) from error
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop the run after the current chunk on Ctrl-C or SIGTERM; stop immediately on a second Ctrl-C."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            self.stop_reason = f"signal {signal.Signals(number).name}"
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stop(self, reason: str) -> None:
+        """Stop the run after the current chunk."""
+        self.stop_reason = reason
 
 
 def _next_count(count: int, pace: float) -> int:
