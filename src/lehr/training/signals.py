@@ -77,9 +77,7 @@ def _end_process() -> None:
     """End this process and its children at once; the latest checkpoint stays."""
     for child in multiprocessing.active_children():
         child.kill()
-    text = (
-        b"\nlehr: ended at once, since an environment or the device did not stop; resume from the last checkpoint.\n"
-    )
+    text = b"\nlehr: ended at once, since an environment or the device did not stop; resume from the last checkpoint.\n"
     with contextlib.suppress(OSError):
         os.write(2, text)  # not through sys.stderr, which another thread may have locked
     os._exit(EXIT_CODE)
