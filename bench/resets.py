@@ -32,12 +32,15 @@ class OwnResets(Wrapper):
 
     @property
     def environments_per_reset(self) -> int:
+        """None is shared."""
         return 1
 
     def reset(self, key: Any) -> Any:
+        """Start an episode."""
         return self.env.reset(key)
 
     def step(self, key: Any, state: Any, action: Any) -> Any:
+        """Take one step."""
         return self.env.step(key, state, action)
 
 
@@ -46,6 +49,7 @@ class SharedResets(OwnResets):
     """Sixteen environments share a reset of the step in which they end."""
 
     def step_batch(self, keys: Any, states: Any, actions: Any, pool: Any) -> Any:
+        """Step a batch; the pool is empty."""
         resetting = AutoReset(self.env)
         next_states, timesteps = jax.vmap(resetting._advance)(keys, states, actions)
         count = -(-len(keys) // self.env.environments_per_reset)

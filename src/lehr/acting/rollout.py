@@ -11,6 +11,7 @@ from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
+from lehr.spaces import without_action
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4
@@ -230,14 +231,19 @@ def collected(
     return Collected(last._replace(episodes=episodes), rollout, raw_obs, finished)
 
 
-def broken(rollout: Rollout) -> Metrics:
-    """Count non-finite rewards and observation entries, which mean that the environment is broken."""
+def broken(env: AutoReset | HostEnvironment, rollout: Rollout) -> Metrics:
+    """Count non-finite rewards and observation entries, and masks without an action: signs of a broken environment."""
 
     def count(tree: PyTree) -> jax.Array:
         leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return sum((jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32) for leaf in leaves), jnp.float32(0))
 
-    return {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+    found = {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+    stuck = without_action(env.observation_space, env.action_space, rollout.obs)
+    if stuck is not None:
+        stuck = stuck if isinstance(rollout.valid, tuple) else stuck & rollout.valid
+        found["environment/broken_masks"] = jnp.sum(stuck, dtype=jnp.float32)
+    return found
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:

@@ -276,6 +276,11 @@ class Loop:
             self.loggers.log(row)
             if row["update/rejected"] > self.rejected:
                 self._reject(row)
+            if row.get("environment/broken_masks") and not self.last.get("environment/broken_masks"):
+                self.warn(
+                    f"The environment {self.plan.run.env} returned {row['environment/broken_masks']:g} observations "
+                    f"whose action_mask allows no action, in update {row['update']}; there, any action may be taken."
+                )
             self.last |= {name: value for name, value in row.items() if not np.isnan(value)}
         self.loggers.flush()
 
@@ -303,9 +308,9 @@ class Loop:
         causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
         applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
         what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
-        for field in ("rewards", "obs"):
-            if broken := row[f"environment/broken_{field}"]:
-                what = f"the environment {self.plan.run.env} returned {broken:g} non-finite {field}, so {what}"
+        for field, kind in (("rewards", "non-finite rewards"), ("obs", "non-finite obs"), ("masks", "empty masks")):
+            if broken := row.get(f"environment/broken_{field}"):
+                what = f"the environment {self.plan.run.env} returned {broken:g} {kind}, so {what}"
         self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
         if self.rejected > self.plan.run.max_rejected:
             self._fail(

@@ -18,7 +18,7 @@ import numpy as np
 from lehr.envs.base import Environment
 from lehr.envs.host.answers import WrongAnswer, described, fits, wanted
 from lehr.errors import InputError
-from lehr.spaces import Space
+from lehr.spaces import Space, without_action
 from lehr.types import PyTree
 
 Answer = TypeVar("Answer")
@@ -259,9 +259,21 @@ def check_step(env: HostEnvironment, step: HostStep, size: int) -> None:
             raise EnvironmentFailed(
                 f"The environment {env.name} gave {described(array)} as {field}, but must give {wanted(field, size)}."
             )
+    _check_masks(env, step.obs, step.terminated | step.truncated)
     if not np.isfinite(step.reward).all():
         bad = step.reward[~np.isfinite(step.reward)][0]
         raise EnvironmentFailed(f"The environment {env.name} gave {bad} as reward; rewards must be finite.")
+
+
+def _check_masks(env: HostEnvironment, obs: PyTree, over: np.ndarray) -> None:
+    """Raise an error if an agent whose episode goes on has no possible action."""
+    stuck = without_action(env.observation_space, env.action_space, obs)
+    if stuck is not None and (stuck & ~over).any():
+        index = int(np.flatnonzero(stuck & ~over)[0])
+        raise EnvironmentFailed(
+            f"The environment {env.name} gave an action_mask without any action (agent {index} of the batch), but must "
+            "allow at least one while an episode goes on."
+        )
 
 
 def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
