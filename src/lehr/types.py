@@ -104,6 +104,8 @@ class Actor(NamedTuple):
     """Leaves `[N, ...]`: the network's recurrent state."""
     episodes: PyTree
     """`lehr.acting.rollout.RunningEpisodes`, `[N]` each."""
+    resets: PyTree = ()
+    """`lehr.envs.wrappers.ResetPool`, or `()` if every environment computes its own resets."""
 
 
 class TrainState(NamedTuple):

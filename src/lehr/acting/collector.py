@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from lehr.acting.agent import Acted, Agent, act, observed
 from lehr.acting.rollout import Collected, RunningEpisodes, Trajectory, collected
-from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, check_obs, check_step, own
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, begin, check_obs, check_step, own
 from lehr.maths.normalise import RunningStatistics
 from lehr.types import Actor, Key, PyTree, derive
 
@@ -59,7 +59,7 @@ class Collector:
 
     def start(self) -> HostBatch:
         """Create the environments."""
-        self.batch = ask(self.env.name, "its constructor", partial(self.env.start, self.num_envs))
+        self.batch = begin(self.env, self.num_envs)
         return self.batch
 
     def reset(self, key: Key) -> Actor:

@@ -11,6 +11,7 @@ from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
+from lehr.spaces import without_action
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4
@@ -63,13 +64,15 @@ class Collected(NamedTuple):
 def initial_actor(env: AutoReset | HostEnvironment, agent: Agent, num_envs: int, key: Key) -> Actor:
     """Return an actor at the start of its episodes; host environments start later, so their observations are zeros."""
     size = num_envs * env.num_agents
+    resets: PyTree = ()
     if isinstance(env, HostEnvironment):
         env_state: PyTree = jax.random.bits(key, (num_envs,), jnp.uint32)
         obs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), layout(env.observation_space))
     else:
-        env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        env_state, obs, resets = env.reset_batch(key, num_envs)
         obs = _fold(env, obs)
-    return Actor(env_state, obs, jnp.ones(size, bool), agent.initial_carry((size,)), RunningEpisodes.begin(size))
+    carry, episodes = agent.initial_carry((size,)), RunningEpisodes.begin(size)
+    return Actor(env_state, obs, jnp.ones(size, bool), carry, episodes, resets)
 
 
 def collect(
@@ -106,13 +109,13 @@ def collect(
     normalises = isinstance(statistics, RunningStatistics)
 
     def step(carried: tuple[PyTree, ...], keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], dict[str, Any]]:
-        env_state, raw_obs, reset, carry, cut_obs = carried
+        env_state, resets, raw_obs, reset, carry, cut_obs = carried
         action_key, env_keys = keys
         carry, taken, acted = act(agent, env.action_space, params, statistics, carry, raw_obs, reset, action_key)
         out: dict[str, Any] = {"obs": acted.obs, "action": acted.action, "kept": acted.kept}
         if normalises:
             out["raw_obs"] = raw_obs
-        env_state, timestep = env.step_batch(env_keys, env_state, _unfold(env, taken))
+        env_state, timestep, resets = env.step_batch(env_keys, env_state, _unfold(env, taken), resets)
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
@@ -123,14 +126,14 @@ def collect(
         if keeps_all:
             out["final_obs"] = final_obs
         reset = (terminated | truncated) if remembers else reset
-        return (env_state, next_obs, reset, carry, cut_obs), out
+        return (env_state, resets, next_obs, reset, carry, cut_obs), out
 
     num_envs = actor.reset.shape[0] // env.num_agents
     action_key, env_key = jax.random.split(key)
     # Split all keys before the scan: one large kernel instead of T small ones.
     keys = jax.random.split(action_key, horizon), jax.random.split(env_key, (horizon, num_envs))
-    start = actor.env_state, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
-    (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
+    start = actor.env_state, actor.resets, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
+    (env_state, resets, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
 
     done = out["ending"] != 0
     final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()
@@ -150,7 +153,7 @@ def collect(
         final_value=final_value,
         final_obs=final_obs if needs_final_obs else (),
     )
-    last = actor._replace(env_state=env_state, obs=last_obs, reset=done[-1], carry=carry)
+    last = actor._replace(env_state=env_state, resets=resets, obs=last_obs, reset=done[-1], carry=carry)
     raw_obs = out.get("raw_obs", out["obs"])
     return collected(agent, params, statistics, actor, trajectory, last, raw_obs, env.num_agents, needs)
 
@@ -228,14 +231,19 @@ def collected(
     return Collected(last._replace(episodes=episodes), rollout, raw_obs, finished)
 
 
-def broken(rollout: Rollout) -> Metrics:
-    """Count non-finite rewards and observation entries, which mean that the environment is broken."""
+def broken(env: AutoReset | HostEnvironment, rollout: Rollout) -> Metrics:
+    """Count non-finite rewards and observation entries, and masks without an action: signs of a broken environment."""
 
     def count(tree: PyTree) -> jax.Array:
         leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return sum((jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32) for leaf in leaves), jnp.float32(0))
 
-    return {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+    found = {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+    stuck = without_action(env.observation_space, env.action_space, rollout.obs)
+    if stuck is not None:
+        stuck = stuck if isinstance(rollout.valid, tuple) else stuck & rollout.valid
+        found["environment/broken_masks"] = jnp.sum(stuck, dtype=jnp.float32)
+    return found
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:

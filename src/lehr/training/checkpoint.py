@@ -34,6 +34,9 @@ _RENAMED = (
 )
 """Paths of format 1, and their current names."""
 
+_ADDED = (".actor.resets",)
+"""Begins of the paths of leaves that older checkpoints do not have; a state loaded from one keeps the template's."""
+
 _PYTHON_NUMBERS = (bool, int, float, complex)
 _MOST_DIFFERENCES = 5
 
@@ -91,13 +94,15 @@ def load(path: Path, template: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """
     document = _read_document(path)
     wanted = _leaves(template)
-    _check_fits(path, document["leaves"], wanted)
+    saved = {described["path"] for described in document["leaves"]}
+    added = {name: leaf for name, leaf in wanted.items() if name.startswith(_ADDED) and name not in saved}
+    _check_fits(path, document["leaves"], {name: leaf for name, leaf in wanted.items() if name not in added})
     arrays = _read_arrays(path, document)
     restored = {
         described["path"]: _restore(array, described, wanted[described["path"]])
         for array, described in zip(arrays, document["leaves"], strict=True)
     }
-    state = jax.tree.unflatten(jax.tree.structure(template), [restored[name] for name in wanted])
+    state = jax.tree.unflatten(jax.tree.structure(template), [(added | restored)[name] for name in wanted])
     return state, document["meta"] | {"step": document["step"]}
 
 

@@ -57,7 +57,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
     learner, metrics = algorithm.learn(state.learner, rollout, coef, derive(state.key, "learn", state.updates))
 
     # --- metrics, and the controllers that react to them
-    metrics |= reward_metrics | collected.finished.metrics() | broken(collected.rollout)
+    metrics |= reward_metrics | collected.finished.metrics() | broken(program.env, collected.rollout)
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = state.coefficients.update(state.controllers, metrics)
 

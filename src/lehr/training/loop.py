@@ -3,8 +3,6 @@
 import collections
 import contextlib
 import logging
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers.jsonl import truncate_after
-from lehr.training import checkpoint
+from lehr.training import checkpoint, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
@@ -107,7 +105,8 @@ class Loop:
     def run(self) -> TrainState:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
-            with self._files(), contextlib.closing(self.runner), self.progress, self.loggers, self._signals():
+            stopping = signals.handled(self._stop)
+            with self._files(), stopping, contextlib.closing(self.runner), self.progress, self.loggers:
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
@@ -277,6 +276,11 @@ class Loop:
             self.loggers.log(row)
             if row["update/rejected"] > self.rejected:
                 self._reject(row)
+            if row.get("environment/broken_masks") and not self.last.get("environment/broken_masks"):
+                self.warn(
+                    f"The environment {self.plan.run.env} returned {row['environment/broken_masks']:g} observations "
+                    f"whose action_mask allows no action, in update {row['update']}; there, any action may be taken."
+                )
             self.last |= {name: value for name, value in row.items() if not np.isnan(value)}
         self.loggers.flush()
 
@@ -304,9 +308,9 @@ class Loop:
         causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
         applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
         what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
-        for field in ("rewards", "obs"):
-            if broken := row[f"environment/broken_{field}"]:
-                what = f"the environment {self.plan.run.env} returned {broken:g} non-finite {field}, so {what}"
+        for field, kind in (("rewards", "non-finite rewards"), ("obs", "non-finite obs"), ("masks", "empty masks")):
+            if broken := row.get(f"environment/broken_{field}"):
+                what = f"the environment {self.plan.run.env} returned {broken:g} {kind}, so {what}"
         self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
         if self.rejected > self.plan.run.max_rejected:
             self._fail(
@@ -332,23 +336,9 @@ class Loop:
                 f"it from update {self.saved}."
             ) from error
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop the run after the current chunk on Ctrl-C or SIGTERM; stop immediately on a second Ctrl-C."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            self.stop_reason = f"signal {signal.Signals(number).name}"
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stop(self, reason: str) -> None:
+        """Stop the run after the current chunk."""
+        self.stop_reason = reason
 
 
 def _next_count(count: int, pace: float) -> int:

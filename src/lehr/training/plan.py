@@ -73,6 +73,8 @@ class RunConfig:
     """Number of actors, each with num_envs environments."""
     queue_size: int = 2
     """Maximum number of rollouts that wait for the learner; actors wait while the queue is full."""
+    step_timeout: float | None = None
+    """Stop the run if a step or a reset of its host environments takes longer than this many seconds; none waits."""
     evaluate_every: int | None = None
     """Env steps between evaluations; none evaluates only at the end, or at every checkpoint if target_return is set."""
     evaluate_episodes: int = 100
@@ -101,6 +103,8 @@ class RunConfig:
         for name in ("evaluate_every", "checkpoint_every"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise InputError(f"step_timeout is {self.step_timeout:g}; it must be positive, or none.")
         if self.actors not in ACTORS:
             raise InputError(f"actors is {self.actors!r}; {closest(self.actors, ACTORS)}")
         if self.overlap and self.actors != "none":
@@ -195,7 +199,14 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
         check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
             made = made.with_wrappers(run.action_repeat, run.frame_stack)
+        if run.step_timeout is not None:
+            made = made.with_step_timeout(run.step_timeout)
     else:
+        if run.step_timeout is not None:
+            raise InputError(
+                f"step_timeout is {run.step_timeout:g}, but {run.env} is compiled and runs on the device; step_timeout "
+                "is for host environments, such as gym:CartPole-v1."
+            )
         if run.overlap:
             raise InputError(
                 f"overlap is true, but {run.env} is compiled and runs on the device; overlap is for host environments, "
