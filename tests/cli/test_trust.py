@@ -10,6 +10,7 @@ import lehr
 from lehr import envs, plugins
 from lehr.cli import main
 from lehr.errors import InputError
+from lehr.training import checkpoint
 
 SMALL = {
     "num_envs": 2,
@@ -59,6 +60,7 @@ def _changed(honest, folder, changes):
         subprocess.run(["cp", "-r", str(honest), str(run)], check=True)
     config = yaml.safe_load((honest / "config.yaml").read_text()) | changes
     (run / "config.yaml").write_text(yaml.safe_dump(config))
+    checkpoint.amend(run / "checkpoints", lambda meta: meta | {"settings": config})  # a careful stranger
     return run
 
 
@@ -98,8 +100,19 @@ def test_another_spelling_of_a_key_is_no_way_around(stranger):
     run = change()
     text = (run / "config.yaml").read_text().replace("env_parameters: {}", "env-parameters: {a: 'evil_task:task-v0'}")
     (run / "config.yaml").write_text(text)
+    checkpoint.amend(run / "checkpoints", lambda meta: {"env_steps": 16})  # a run of an older version
     with pytest.raises(InputError, match="if you trust it"):
         lehr.load(run)
+
+
+def test_nor_are_the_settings_in_a_checkpoint(stranger):
+    change, marker = stranger
+    run = change(env="evil_task:task")
+    (run / "config.yaml").unlink()
+    for call in (lehr.load, lehr.resume):
+        with pytest.raises(InputError, match="if you trust it"):
+            call(run)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("changes", NAMES, ids=lambda changes: changes["env"])

@@ -213,6 +213,12 @@ def test_a_choice_may_be_a_number():
     fails("layers is True; known: 1, 2", build, [numbers], {"layers": True})
 
 
+@pytest.mark.parametrize(("given", "value"), [("off", "off"), (False, "off"), (True, "on"), ("on", "on")])
+def test_on_and_off_may_be_truth_values_as_yaml_reads_them(given, value):
+    switch = make_dataclass("Switch", [("replay", Literal["on", "off"], "on")], frozen=True)
+    assert build([switch], {"replay": given})[0].replay == value
+
+
 def test_a_field_without_default_must_be_given():
     fails("env is not given; give a text.", build, [Run], {"total_steps": "2M"})
 

@@ -3,10 +3,13 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +24,7 @@ import pytest
 from lehr.errors import InputError
 from lehr.training import checkpoint
 from lehr.training.checkpoint import CheckpointError
+from lehr.types import Learner
 
 DTYPES = [
     *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "int64", "uint64"),
@@ -341,16 +345,290 @@ def test_a_pickle_is_never_opened(tmp_path):
 
     path = checkpoint.save(tmp_path, {"x": jnp.zeros(1)}, 1, {})
     np.savez(path / "state.npz", np.array([Bomb()], object))
-    checksum = checkpoint.hashlib.sha256((path / "state.npz").read_bytes()).hexdigest()
-    sealed(path, state_sha256=checksum)
+    reseal(path)
     with pytest.raises(CheckpointError, match="it does not contain plain arrays"):
         checkpoint.load(path, {"x": jnp.zeros(1)})
 
 
+def reseal(path, **changes):
+    """Make the checksum of `state.npz` agree, too."""
+    sealed(path, state_sha256=checkpoint.hashlib.sha256((path / "state.npz").read_bytes()).hexdigest(), **changes)
+
+
+def compressed_zeros(path):
+    np.savez_compressed(path / "state.npz", np.zeros(1 << 26), np.zeros((3, 2), np.float32), np.uint32(0))
+
+
+def compressed_but_fitting(path):
+    np.savez_compressed(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((3, 2), np.float32), np.uint32(0))
+
+
+def a_header_that_lies(path):
+    with zipfile.ZipFile(path / "state.npz") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path / "state.npz", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content.replace(b"(3, 2), }         ", b"(3000000000, 2), }"))
+
+
+def an_array_of_another_shape(path):
+    np.savez(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((2, 3), np.float32), np.uint32(0))
+
+
+def an_array_of_another_dtype(path):
+    np.savez(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((3, 2), np.int32), np.uint32(0))
+
+
+def more_arrays(path):
+    np.savez(path / "state.npz", np.arange(4, dtype=np.int32), np.zeros((3, 2), np.float32), np.uint32(0), np.zeros(3))
+
+
+def no_archive(path):
+    (path / "state.npz").write_bytes(b"PK" * 100)
+
+
+@pytest.mark.parametrize(
+    ("bomb", "cause"),
+    [
+        (compressed_zeros, "too many"),
+        (compressed_but_fitting, "another size"),
+        (a_header_that_lies, "another array"),
+        (an_array_of_another_shape, "another array"),
+        (an_array_of_another_dtype, "another array"),
+        (more_arrays, "other arrays"),
+        (no_archive, "not a zip file"),
+    ],
+)
+def test_sizes_are_checked_before_anything_is_read(tmp_path, bomb, cause):
+    """The first takes 512 MiB when it is read, from a file of 0.5 MB."""
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    whole = (path / "state.npz").read_bytes()
+    bomb(path)
+    assert (path / "state.npz").read_bytes() != whole
+    reseal(path)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"it does not contain plain arrays|bytes are too many") as caught:
+        checkpoint.load(path, state_of(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cause in f"{caught.value} {caught.value.__cause__}"
+    assert peak < 20e6
+
+
+@pytest.mark.parametrize("name", ["state.npz", "meta.json"])
+def test_a_file_of_a_terabyte_is_not_read(tmp_path, name):
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    os.truncate(path / name, 1 << 40)  # a hole: it takes no space
+    with pytest.raises(CheckpointError, match="1099511627776 bytes are too many"):
+        checkpoint.load(path, state_of(0))
+
+
+HOSTILE_LEAF = {"path": ".count", "shape": [], "dtype": "uint32"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"leaves": None},
+        {"leaves": [1, 2]},
+        {"leaves": [HOSTILE_LEAF, HOSTILE_LEAF]},
+        {"leaves": [HOSTILE_LEAF | {"chunks": 5}]},
+        {"leaves": [HOSTILE_LEAF | {"chunks": [None]}]},
+        {"leaves": [{"path": ".count"}]},
+        {"meta": []},
+        {"step": "1"},
+        {"format": None},
+        {"state_sha256": None},
+    ],
+    ids=str,
+)
+def test_a_document_with_anything_else_in_it_is_damaged(tmp_path, changes):
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    sealed(path, **changes)
+    with pytest.raises(CheckpointError, match="it does not describe a checkpoint"):
+        checkpoint.load(path, state_of(0))
+
+
+def test_deep_json_is_damaged(tmp_path):
+    path = checkpoint.save(tmp_path, state_of(1), 1, {})
+    (path / "meta.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="it is not valid JSON"):
+        checkpoint.load(path, state_of(0))
+
+
+def test_keys_of_an_unknown_kind_are_damaged(tmp_path):
+    path = checkpoint.save(tmp_path, {"key": jax.random.key(0)}, 1, {})
+    leaves = json.loads((path / "meta.json").read_text())["leaves"]
+    sealed(path, leaves=[leaves[0] | {"key_impl": "evil"}])
+    with pytest.raises(CheckpointError, match="is not a random key"):
+        checkpoint.load(path, {"key": jax.random.key(0)})
+
+
 def test_another_format_is_no_damage(tmp_path):
-    sealed(checkpoint.save(tmp_path, state_of(1), 1, {}), format=3)
-    with pytest.raises(InputError, match="has format 3, but this version of Lehr reads formats up to 2"):
+    sealed(checkpoint.save(tmp_path, state_of(1), 1, {}), format=4)
+    with pytest.raises(InputError, match="has format 4, but this version of Lehr reads formats up to 3"):
         checkpoint.newest(tmp_path, state_of(0))
+
+
+# A replay ----------------------------------------------------------------------------------------------------------
+
+CHUNK = 1 << 12
+ROW = 256  # bytes of a slot in the ring, so that 16 slots are a chunk
+
+
+class Run(NamedTuple):
+    learner: Learner
+    reward_model: Learner
+
+
+@pytest.fixture
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(checkpoint.chunks, "CHUNK", CHUNK)
+    monkeypatch.setattr(checkpoint.chunks, "LEAST", CHUNK)
+
+
+def ring(seed, slots=320):
+    return np.random.default_rng(seed).standard_normal((slots, ROW // 4)).astype(np.float32)
+
+
+def with_replay(value, memory, reward_memory=()):
+    learner = Learner({"w": jnp.full((3, 2), value)}, (), {"filled": jnp.int32(value)}, memory)
+    return Run(learner, Learner((), (), (), reward_memory))
+
+
+def files_of(directory):
+    """The size of every file, by its path and time of writing: a file that is written again counts again."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {(str(path), path.stat().st_ino, path.stat().st_mtime_ns): path.stat().st_size for path in files}
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_a_replay_is_written_once_and_then_only_where_it_changed(tmp_path):
+    """20 chunks are written at first; later 5 slots change, in 1 chunk, or in 2 across the seam of the ring."""
+    memory, template = ring(0), with_replay(0, {"obs": np.zeros((320, 64), np.float32), "at": np.int32(0)})
+    states, before = {}, {}
+    for step, place in enumerate([0, 3, 21, 318], start=1):  # the last slots and, after the seam, the first
+        memory = memory.copy()
+        if step > 1:
+            memory[np.arange(place, place + 5) % 320] = ring(step, 5)
+        states[step] = with_replay(step, {"obs": memory, "at": np.int32(place)})
+        path = checkpoint.save(tmp_path, states[step], step, {}, keep=4)
+        now = files_of(tmp_path)
+        written = sum(size for file, size in now.items() if file not in before)
+        chunks = {1: 20, 2: 1, 3: 1, 4: 2}[step]
+        rest = sum(file.stat().st_size for file in path.iterdir())
+        assert written == chunks * CHUNK + rest
+        assert rest < CHUNK + 2000  # names of chunks
+        before = now
+    assert sum(before.values()) < memory.nbytes + 4 * CHUNK + 4 * (CHUNK + 2000)  # of four checkpoints
+    for step, state in states.items():
+        loaded, meta = checkpoint.load(tmp_path / f"{step:012d}", template)
+        assert_same(loaded, state)
+        assert meta == {"step": step}
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_chunks_that_no_checkpoint_has_are_deleted(tmp_path):
+    for step in range(1, 5):
+        checkpoint.save(tmp_path, with_replay(step, ring(step)), step, {}, keep=2)
+    assert len(list((tmp_path / "memory").iterdir())) == 2 * 20
+    checkpoint.save(tmp_path, with_replay(5, ring(4)), 5, {}, keep=2)
+    assert len(list((tmp_path / "memory").iterdir())) == 20
+    checkpoint.save(tmp_path, with_replay(6, ()), 6, {}, keep=1)
+    assert list((tmp_path / "memory").iterdir()) == []
+
+
+@pytest.mark.usefixtures("_small_chunks")
+@pytest.mark.parametrize("dtype", ["float32", "uint8", jnp.bfloat16, "bool"], ids=str)
+def test_replays_of_any_dtype_and_shape_come_back(tmp_path, dtype):
+    raw = np.random.default_rng(0).integers(0, 2, (3, 1000, 7)).astype(dtype)
+    state = with_replay(1, {"a": jnp.asarray(raw), "small": jnp.zeros(3)}, [jnp.asarray(raw[:2, ::-1])])
+    path = checkpoint.save(tmp_path, state, 1, {})
+    assert (tmp_path / "memory").is_dir()
+    assert_same(checkpoint.load(path, jax.eval_shape(lambda: state))[0], state)
+    with np.load(path / "state.npz") as archive:
+        assert max(archive[name].nbytes for name in archive.files) < CHUNK
+
+
+def test_a_small_memory_stays_in_the_state(tmp_path):
+    state = with_replay(1, ring(0))
+    path = checkpoint.save(tmp_path, state, 1, {})
+    assert sorted(os.listdir(tmp_path)) == [path.name]
+    assert json.loads((path / "meta.json").read_text())["format"] == 2
+    assert_same(checkpoint.load(path, state)[0], state)
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_a_kill_before_any_file_operation_leaves_every_kept_checkpoint_with_its_replay(tmp_path, monkeypatch):
+    operations = [(Path, "rename"), (Path, "replace"), (Path, "mkdir"), (os, "fsync"), (Path, "unlink"), (os, "rmdir")]
+    memories = {step: ring(0, 64) for step in range(5)}
+    for step in memories:
+        memories[step][16 * (step % 4)] = step
+    template = with_replay(0, memories[0])
+    for fatal in range(200):
+        directory = tmp_path / str(fatal)
+        for step in (1, 2):
+            checkpoint.save(directory, with_replay(step, memories[step]), step, {}, keep=2)
+        countdown, finished = iter(range(fatal)), True
+        with monkeypatch.context() as patch:
+            for owner, name in operations:
+                patch.setattr(owner, name, dying(getattr(owner, name), countdown))
+            try:
+                checkpoint.save(directory, with_replay(3, memories[3]), 3, {}, keep=2)
+            except Killed:
+                finished = False
+        kept = checkpoint.steps(directory)
+        assert kept in ([1, 2], [1, 2, 3], [2, 3])
+        for step in kept:
+            assert_same(checkpoint.load(directory / f"{step:012d}", template)[0], with_replay(step, memories[step]))
+        checkpoint.save(directory, with_replay(4, memories[4]), 4, {}, keep=1)
+        assert sorted(os.listdir(directory)) == ["000000000004", "memory"]
+        assert len(os.listdir(directory / "memory")) == 4
+        if finished:
+            break
+    assert finished
+    assert fatal > 15
+
+
+@pytest.mark.usefixtures("_small_chunks")
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, Path.unlink])
+def test_a_damaged_chunk_is_noticed_and_the_checkpoint_before_is_used(tmp_path, damage):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, with_replay(step, ring(step)), step, {})
+    leaves = json.loads((tmp_path / "000000000002" / "meta.json").read_text())["leaves"]
+    names = next(leaf["chunks"] for leaf in leaves if "chunks" in leaf)
+    damage(tmp_path / "memory" / names[7])
+    reports, lost = [], []
+    state, meta, _ = checkpoint.newest(tmp_path, with_replay(0, ring(0)), reports.append)
+    assert_same(state, with_replay(1, ring(1)))
+    assert re.search(rf"The memory of the checkpoint '.*0002' is damaged: .*{names[7]}'", reports[0])
+    state, meta, _ = checkpoint.newest(tmp_path, with_replay(0, ring(0)), pytest.fail, memory_lost=lost.append)
+    assert_same(state, with_replay(2, ring(0)))  # the template's memory, if that is allowed
+    assert meta == {"step": 2, "without_memory": True}
+    assert len(lost) == 1
+    checkpoint.save(tmp_path, with_replay(3, ring(2)), 3, {})
+    if damage is not flip_a_bit:  # a chunk of the wrong size is written again
+        assert_same(checkpoint.load(tmp_path / "000000000003", with_replay(0, ring(0)))[0], with_replay(3, ring(2)))
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_a_checkpoint_without_memory_takes_the_one_of_the_template(tmp_path):
+    path = checkpoint.save(tmp_path, with_replay(1, ring(1)), 1, {}, memory=False)
+    assert sorted(os.listdir(tmp_path)) == [path.name]
+    assert sum(file.stat().st_size for file in path.iterdir()) < CHUNK
+    state, meta = checkpoint.load(path, with_replay(0, ring(7)))
+    assert_same(state, with_replay(1, ring(7)))
+    assert meta == {"step": 1, "without_memory": True}
+
+
+@pytest.mark.usefixtures("_small_chunks")
+@pytest.mark.parametrize("names", [["../../secret"], ["0" * 64] * 20, [], ["a/b"] * 20])
+def test_names_of_chunks_are_not_trusted(tmp_path, names):
+    path = checkpoint.save(tmp_path, with_replay(1, ring(1)), 1, {})
+    leaves = json.loads((path / "meta.json").read_text())["leaves"]
+    sealed(path, leaves=[leaf | ({"chunks": names} if "chunks" in leaf else {}) for leaf in leaves])
+    with pytest.raises(CheckpointError, match=r"The memory of the checkpoint .* is damaged"):
+        checkpoint.load(path, with_replay(0, ring(0)))
 
 
 # Templates that do not fit -----------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import jax
 import pytest
 
 from lehr.errors import InputError
-from lehr.training.directory import RunDirectory, default_path, git_state, write_text
+from lehr.files import write_text
+from lehr.training.directory import RunDirectory, default_path, git_state
 
 HOLDS_THE_LOCK = """
 import sys
@@ -61,11 +62,12 @@ def test_no_file_names_a_place_of_this_machine(tmp_path):
 
 def test_a_directory_with_anything_in_it_is_refused_and_left_alone(tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"^The directory '.*' is not empty; resume its run, or give another"):
+    with pytest.raises(InputError, match=r"^The directory '.*' is not empty; give another directory"):
         RunDirectory.create(tmp_path)
     assert os.listdir(tmp_path) == ["precious.txt"]
     run = make(tmp_path / "run")
-    with pytest.raises(InputError, match="is not empty"):
+    run.config.write_text("algorithm: ppo")
+    with pytest.raises(InputError, match=r"^The directory '.*' is not empty; resume its run, or give another"):
         RunDirectory.create(run.path)
     with RunDirectory.open(run.path):  # the refusal did not keep the lock
         pass
@@ -81,6 +83,36 @@ def test_a_file_in_the_way_is_named(tmp_path):
 def test_a_start_that_was_killed_before_its_first_file_can_be_repeated(tmp_path):
     (tmp_path / ".lock").write_text("123")
     assert make(tmp_path).read_status()["status"] == "running"
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_can_be_started_again(tmp_path):
+    run = make(tmp_path / "run")
+    run.metrics.touch()
+    (run.checkpoints / "000000000000.tmp").mkdir(parents=True)
+    run.tensorboard.mkdir()
+    (run.tensorboard / "events.out.tfevents.1").touch()
+    assert make(run.path).read_status()["status"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("checkpoints/mine", "x"),
+        ("metrics.jsonl", "x"),
+        ("notes.txt", "x"),
+        ("tensorboard/mine", "x"),
+        ("status.json", "mine"),
+        ("status.json", "[]"),
+        ("status.json", '{"status": "finished"}'),
+    ],
+)
+def test_files_of_somebody_else_are_no_run_that_was_killed(tmp_path, name, text):
+    run = make(tmp_path / "run")
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).write_text(text)
+    with pytest.raises(InputError, match="is not empty; give another directory"):
+        RunDirectory.create(run.path)
+    assert (run.path / name).read_text() == text
 
 
 def test_default_names_are_readable_and_free(tmp_path):

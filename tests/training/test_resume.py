@@ -3,19 +3,26 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import lehr
-from lehr.report.loggers import jsonl
-from lehr.training import checkpoint
+from lehr.cli import main
+from lehr.report.loggers import jsonl, ledger
+from lehr.training import api, checkpoint, settings_file
+from lehr.training import directory as directory_module
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
+from lehr.training.plan import make_plan
+from tests.training.test_checkpoint import Killed, dying
 
 COMMON = {
     "num_envs": 4,
@@ -158,6 +165,18 @@ def whole(tmp_path_factory):
     return lehr.train(run_dir=tmp_path_factory.mktemp("whole"), **COMMON, **VARIANTS["feed-forward"]).run_dir
 
 
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """The feed-forward run, stopped at update 25, where it has a checkpoint."""
+    path = tmp_path_factory.mktemp("half")
+    stop = {"progress_fn": lambda step, metrics: step >= 32 * 25}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lehr.training.loop._next_count", lambda count, pace: 5)
+        lehr.train(run_dir=path, **COMMON | VARIANTS["feed-forward"] | stop)
+    assert checkpoint.steps(path / "checkpoints")[-1] == 25
+    return path
+
+
 def newest_of(run_dir):
     return max(path for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
 
@@ -172,7 +191,7 @@ def saved_arrays(run_dir):
     newest = newest_of(run_dir)
     leaves = json.loads((newest / "meta.json").read_text())["leaves"]
     with np.load(newest / "state.npz") as archive:
-        return {leaf["path"]: archive[f"arr_{number}"] for number, leaf in enumerate(leaves)}
+        return {leaf["path"]: archive[f"arr_{number}"] for number, leaf in enumerate(leaves) if "chunks" not in leaf}
 
 
 def rows_of(run_dir):
@@ -214,10 +233,60 @@ def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, 
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 
 
-def test_a_run_killed_before_its_first_checkpoint_says_so(tmp_path):
+def fate(path):
+    """What can be done with a directory."""
+    if not (path / "status.json").exists():
+        return "not a run yet"
+    try:
+        settings_file.read(RunDirectory.open(path)).check()
+    except lehr.InputError as error:
+        return "start" if "before its first checkpoint; start it again in the same directory" in str(error) else error
+    return "resume"
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")  # as in a kill
+def test_a_run_killed_while_it_begins_is_no_dead_end(tmp_path, monkeypatch):
+    """Before each operation on files: either it can be resumed, or be started again in the same directory."""
+    settings = COMMON | VARIANTS["feed-forward"] | {"total_steps": 32, "evaluate_episodes": 0}
+    plan = make_plan("ppo", settings)
+    operations = [(Path, "replace"), (Path, "rename"), (os, "fsync"), (Path, "mkdir")]
+    endings = []
+    for fatal in range(100):
+        path, countdown, killed = tmp_path / str(fatal), iter(range(fatal)), False
+        path.mkdir()
+        with monkeypatch.context() as patch:
+            for owner, name in operations:
+                patch.setattr(owner, name, dying(getattr(owner, name), countdown))
+            patch.setattr(shutil, "rmtree", lambda *_, **options: None)  # nobody tidies up after a kill
+            try:
+                with RunDirectory.create(path) as directory:
+                    api._begin(plan, directory, None).loggers.close()
+            except Killed:
+                killed = True
+        directory_module._locked.clear()  # as at the end of a process
+        if not killed:
+            break
+        endings.append(ending := fate(path))
+        if ending != "resume":
+            RunDirectory.create(path).unlock()
+    assert not killed
+    places = [endings.index(ending) for ending in ("not a run yet", "start", "resume")]
+    assert places == sorted(places)
+    assert len(set(endings)) == 3
+
+
+def test_resume_on_the_command_line_says_that_there_is_nothing_to_resume(tmp_path, capsys):
     RunDirectory.create(tmp_path / "run").unlock()
-    with pytest.raises(lehr.InputError, match="ended before its first update; delete it and start again"):
-        lehr.resume(tmp_path / "run")
+    assert main(["resume", str(tmp_path / "run")]) == 2
+    assert "ended before its first checkpoint; start it again in the same directory" in capsys.readouterr().err
+
+
+def test_a_run_without_a_config_is_resumed_from_its_checkpoint(half, whole, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    (run / "config.yaml").unlink()
+    assert main(["resume", str(run)]) == 0
+    assert_same_run(run, whole)
+    assert (run / "config.yaml").read_text() == (whole / "config.yaml").read_text()
 
 
 # Signals -----------------------------------------------------------------------------------------------------------
@@ -430,3 +499,271 @@ def test_rows_of_a_torn_or_later_end_are_cut_before_a_resume(stopped, whole):
     lehr.resume(path)
     assert jsonl.read(path / "metrics.jsonl")["update"].max() == 60
     assert_same_run(path, whole)
+
+
+# Memory: stored rollouts, a replay -----------------------------------------------------------------------------------
+
+PPG = COMMON | {"env": "CartPole-v1", "policy_updates": 4, "total_steps": 32 * 12, "evaluate_episodes": 0}
+PPG = {name: value for name, value in PPG.items() if name not in ("evaluate_every", "epochs", "minibatches")}
+
+
+@pytest.fixture
+def ppg(tmp_path, monkeypatch):
+    """A function that trains PPG with all of its memory in chunks, to the end or until after an update."""
+    monkeypatch.setattr("lehr.training.chunks.LEAST", 0)
+
+    def train(name, until=12, **settings):
+        monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
+        stop = {"progress_fn": lambda step, metrics: step >= 32 * until, "run_dir": tmp_path / name}
+        return lehr.train("ppg", **PPG | settings | stop)
+
+    return train
+
+
+def same_state(one, other):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(one.params)] == [
+        np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(other.params)
+    ]
+
+
+def test_a_run_with_its_memory_in_chunks_resumes_exactly(ppg, tmp_path):
+    whole = ppg("whole")
+    half = ppg("half", until=6)  # in the midst of a policy phase
+    assert int(half.state.learner.auxiliary.filled) == int(half.state.updates) - 4 in (2, 3)
+    assert len(list((tmp_path / "half" / "checkpoints" / "memory").iterdir())) >= 3
+    assert not any(".memory" in path for path in saved_arrays(tmp_path / "half") if path.endswith("target"))
+    resumed = lehr.resume(tmp_path / "half")
+    assert same_state(resumed, whole)
+    assert rows_of(tmp_path / "half") == rows_of(tmp_path / "whole")
+
+
+def test_a_run_without_its_memory_says_so_and_starts_with_an_empty_one(ppg, tmp_path, caplog):
+    half = ppg("half", until=6, checkpoint_replay="off")
+    assert "checkpoint_replay is off: checkpoints leave out the replay and stored rollouts" in caplog.text
+    assert not (tmp_path / "half" / "checkpoints" / "memory").exists()
+    caplog.clear()
+    loaded = lehr.load(tmp_path / "half").state.learner
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(loaded.memory))
+    assert int(loaded.auxiliary.filled) == 0 < int(half.state.learner.auxiliary.filled)
+    resumed = lehr.resume(tmp_path / "half", progress_fn=lambda *_: True)
+    assert "has no replay or stored rollouts: the run goes on with empty ones" in caplog.text
+    new = int(resumed.state.updates) - int(half.state.updates)
+    assert int(resumed.state.learner.auxiliary.filled) == new in (1, 2)
+
+
+def test_a_run_whose_memory_is_damaged_can_go_on_without_it(ppg, tmp_path, caplog):
+    half = ppg("half", until=6, keep_checkpoints=1)
+    for chunk in (tmp_path / "half" / "checkpoints" / "memory").iterdir():
+        chunk.write_bytes(b"?" * chunk.stat().st_size)
+    with pytest.raises(checkpoint.CheckpointError, match="None of the 1 checkpoints"):
+        lehr.resume(tmp_path / "half")
+    assert "To go on without it, resume with checkpoint_replay off" in caplog.text
+    resumed = lehr.resume(tmp_path / "half", checkpoint_replay=False, progress_fn=lambda *_: True)
+    new = int(resumed.state.updates) - int(half.state.updates)
+    assert int(resumed.state.learner.auxiliary.filled) == new in (1, 2)
+    assert resumed.config["checkpoint_replay"] == "off"
+
+
+# Damaged settings --------------------------------------------------------------------------------------------------
+
+
+def edited(run, text):
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+def test_a_cut_config_is_an_error_that_names_what_is_missing(half, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    kept = [line for line in text.splitlines(keepends=True) if not line.startswith(("entropy_coef:", "horizon:"))]
+    edited(run, "".join(kept).replace("value_coef: 0.5", "value_coef: 0.25"))
+    sentence = (
+        r"config\.yaml' does not have the settings of the run: horizon is missing \(it was 8\), "
+        r"entropy_coef is missing \(it was \"0\.03 until 20%, 0\.03 -> 0\.001 cosine\"\), value_coef is 0\.25 "
+        r"\(it was 0\.5\)\. Delete"
+    )
+    for call in (lehr.resume, lehr.load, lambda run: lehr.train(from_run=run, run_dir=tmp_path / "fork")):
+        with pytest.raises(lehr.InputError, match=sentence):
+            call(run)
+    assert not (tmp_path / "fork").exists()
+    with pytest.raises(lehr.InputError, match=r"the run: value_coef is 0\.25"):  # the others are given on purpose
+        lehr.resume(run, **{"ent-coef": 0.01, "horizon": 8})
+
+
+@pytest.mark.parametrize("length", [0, 10, 100, 400, 700])
+def test_no_cut_config_goes_on_with_defaults(half, tmp_path, length):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    assert length < len(text) - 50
+    with pytest.raises(lehr.InputError, match=r"does not have the settings of the run|config\.yaml, line"):
+        lehr.load(edited(run, text[:length]))
+
+
+def test_settings_that_are_given_on_purpose_may_differ_and_a_deleted_config_is_written_again(half, whole, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    text = (run / "config.yaml").read_text()
+    edited(run, text.replace("clip_range: 0.2 -> 0.1", "clip_range: 0.3"))
+    result = lehr.resume(run, clip_range=0.15, progress_fn=lambda *_: True)
+    assert result.metrics["coef/clip_range"][-1] == np.float32(0.15)
+    assert lehr.load(run).config["clip_range"] == 0.15
+    (run / "config.yaml").unlink()
+    lehr.resume(run, clip_range="0.2 -> 0.1")
+    assert (run / "config.yaml").read_text() == text
+    assert RunDirectory(run).read_status()["status"] == "finished"
+
+
+def test_a_config_without_its_checkpoint_or_its_algorithm_is_explained(half, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    checkpoint.amend(run / "checkpoints", lambda meta: {name: meta[name] for name in meta if name != "settings"})
+    text = (run / "config.yaml").read_text()
+    assert lehr.load(run).config["horizon"] == 8  # a run of an older version
+    with pytest.raises(lehr.InputError, match=r"config\.yaml' has no 'algorithm'; restore the file"):
+        lehr.load(edited(run, text.replace("algorithm: ppo", "")))
+
+
+def test_a_kill_while_settings_change_leaves_a_run_that_resumes(half, tmp_path, monkeypatch):
+    """Before each of the operations on files that change the settings."""
+    operations = [(Path, "replace"), (os, "fsync")]
+    seen = set()
+    for fatal in range(100):
+        run = shutil.copytree(half, tmp_path / str(fatal))
+        countdown = iter(range(fatal))
+        finished = True
+        with monkeypatch.context() as patch, RunDirectory(run) as directory:
+            for owner, name in operations:
+                patch.setattr(owner, name, dying(getattr(owner, name), countdown))
+            mapping = settings_file.read(directory).values | {"max_rejected": 77}
+            try:
+                settings_file.write(directory, mapping)
+            except Killed:
+                finished = False
+        found = settings_file.read(RunDirectory(run))
+        assert not found.differences
+        seen.add(found.values["max_rejected"])
+        checkpoint.newest(run / "checkpoints", lehr.load(run).state.saved, report=pytest.fail) if finished else None
+        if finished:
+            break
+    assert finished
+    assert seen == {10, 77}
+    assert "settings_before" not in checkpoint.latest_meta(run / "checkpoints")
+
+
+# Damaged metrics ---------------------------------------------------------------------------------------------------
+
+
+def cut(lines):
+    return [*lines[:18], lines[18][:50]]
+
+
+def flip_a_bracket(lines):
+    return [*lines[:2], b"[" + lines[2][1:], *lines[3:]]
+
+
+def flip_a_digit(lines):
+    return [*lines[:2], lines[2].replace(b'"env_steps": 96', b'"env_steps": 97'), *lines[3:]]
+
+
+def zero(lines):
+    return [*lines[:6], bytes(len(b"".join(lines[6:9]))), *lines[9:]]
+
+
+DAMAGES = {
+    cut: ([*range(1, 19)], "7 of its 25 rows up to update 25 are missing (updates 19-25)"),
+    flip_a_bracket: ([1, 2, *range(4, 26)], "1 of its 25 rows up to update 25 is missing (updates 3)"),
+    flip_a_digit: ([*range(1, 26)], "values in the rows of updates 1-5 were changed"),
+    zero: ([*range(1, 7), *range(11, 26)], "4 of its 25 rows up to update 25 are missing (updates 7-10)"),
+    (lambda lines: lines[:3] + lines[5:]): (
+        [1, 2, 3, *range(6, 26)],
+        "2 of its 25 rows up to update 25 are missing (updates 4-5)",
+    ),
+    (lambda lines: None): ([], "25 of its 25 rows up to update 25 are missing (updates 1-25)"),
+    (lambda lines: []): ([], "25 of its 25 rows up to update 25 are missing"),
+    (lambda lines: [lines[0], b"what\n", *lines[1:]]): ([*range(1, 26)], "it has lines that are not rows"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_metrics_that_were_damaged_before_a_resume_are_reported_and_kept_aside(damage, half, whole, tmp_path, caplog):
+    run, (left, sentence) = tmp_path / "run", DAMAGES[damage]
+    shutil.copytree(half, run)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    damaged = damage(lines)
+    if damaged is None:
+        (run / "metrics.jsonl").unlink()
+    else:
+        (run / "metrics.jsonl").write_bytes(b"".join(damaged))
+    result = lehr.resume(run, progress_fn=lambda *_: True)
+    (message,) = caplog.messages
+    assert sentence in message
+    assert str(run / "metrics.jsonl") in message
+    new = int(result.state.updates) - 25
+    assert result.metrics["update"].tolist() == [*left, *range(26, 26 + new)]
+    assert rows_of(run)[-new:] == rows_of(whole)[25 : 25 + new]
+    aside = run / "metrics.damaged-1.jsonl"
+    if damaged:
+        assert aside.name in message
+        assert aside.read_bytes() == b"".join(damaged)
+    else:
+        assert not aside.exists()
+    lehr.resume(run, progress_fn=lambda *_: True)  # says nothing more: the checkpoint knows what is left
+    assert len(caplog.messages) == 1
+
+
+def test_damage_is_reported_once_even_if_the_run_is_killed_right_away(half, tmp_path, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(half, run)
+    os.truncate(run / "metrics.jsonl", 5000)
+    for _ in range(2):
+        directory = RunDirectory(run)
+        with directory:
+            algorithm, saved = api._settings(directory, None, trust=False)
+            Loop(make_plan(algorithm, saved), directory, None, resumes=True).loggers.close()
+    assert len(caplog.messages) == 1
+    shutil.rmtree(newest_of(run))  # the checkpoint before knows it too
+    lehr.resume(run)
+    assert len(caplog.messages) == 1
+    assert [path.name for path in run.glob("metrics.*")].count("metrics.damaged-1.jsonl") == 1
+
+
+def test_thinned_metrics_that_lost_a_row_are_noticed(tmp_path):
+    """Rows are counted as written, not as updates."""
+    path, said = tmp_path / "metrics.jsonl", []
+    log, known = jsonl.JsonLines(path), ledger.Ledger((ledger.Mark(0),))
+    for update in range(10, 210, 10):
+        log.log({"update": update, "x": 0.1})
+        if update % 50 == 0:
+            known = known.add(log.mark._replace(update=update))
+    log.close()
+    whole = path.read_bytes()
+    assert ledger.restore(path, known, said.append) is known
+    assert (known.now.rows, known.now.size, known.now.crc32) == (20, len(whole), zlib.crc32(whole))
+    path.write_bytes(whole.replace(b'{"update": 70, "x": 0.1}\n', b""))
+    found = ledger.restore(path, known, said.append)
+    (sentence,) = said
+    assert "1 of its 20 rows up to update 200 is missing (updates 1 of 51-100)" in sentence
+    assert found.now.rows == 19
+    assert ledger.restore(path, ledger.Ledger.from_json(json.loads(json.dumps(found.to_json()))), pytest.fail) == found
+
+
+def test_the_ledger_stays_small(tmp_path):
+    known = ledger.Ledger((ledger.Mark(0),))
+    for update in range(1, 1000):
+        known = known.add(ledger.Mark(update, update, 10 * update, update))
+        assert len(known.marks) <= 65
+        assert known.now.update == update
+    assert known.until(999) == known
+    assert known.until(1) is None
+
+
+def test_metrics_are_on_the_disk_before_the_checkpoint_that_counts_them(half, tmp_path, monkeypatch):
+    order, fsync, rename = [], os.fsync, Path.rename
+    name_of = lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda file: order.append(Path(name_of(file)).name) or fsync(file))
+    monkeypatch.setattr(Path, "rename", lambda old, new: order.append(f"-> {Path(new).name}") or rename(old, new))
+    run = tmp_path / "run"
+    shutil.copytree(half, run)
+    lehr.resume(run, total_steps=32 * 26)
+    place = order.index("-> 000000000026")
+    assert "metrics.jsonl" in order[:place]
+    assert {"status.json.tmp", "config.tmp"} <= set(order[:place])
+    assert order[: order.index("config.tmp") + 3].count("run") >= 1  # the name too

@@ -105,6 +105,13 @@ class Algorithm(ABC):
             an update with a non-finite total loss is not applied.
         """
 
+    def forget(self, learner: Learner) -> Learner:
+        """Return the learner of a run that is resumed without its `memory`.
+
+        Its `memory` is the one that `init` gave. Reset what counts the entries of `memory`, if anything does.
+        """
+        return learner
+
 
 @dataclass(frozen=True)
 class ActorCriticAlgorithm(Algorithm):

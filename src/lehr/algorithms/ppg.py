@@ -148,6 +148,10 @@ class Algorithm(ActorCriticAlgorithm):
         auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
 
+    def forget(self, learner: Learner) -> Learner:
+        """Start a new policy phase: the rollouts of the current one are lost."""
+        return learner._replace(auxiliary=learner.auxiliary._replace(filled=jnp.int32(0)))
+
     def _remember(self, kept: Kept, place: jax.Array, rollout: Rollout, target: jax.Array) -> Kept:
         """Return the stored rollouts with this one at index `place`."""
         valid = jnp.ones(target.shape, bool) if isinstance(rollout.valid, tuple) else rollout.valid

@@ -8,6 +8,7 @@ from lehr import algorithms, config, plugins
 from lehr.cli import add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
+from lehr.training import settings_file
 from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig
@@ -25,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         raise InputError(
             f"'lehr resume' got {words[0]!r} before the run; name the run first: the options depend on it."
         )
-    saved = config.from_yaml(RunDirectory.open(words[0]).config)
-    algorithm, trusts = str(saved.get("algorithm")), "--trust" in words
+    saved = settings_file.read(RunDirectory.open(words[0])).values
+    algorithm, trusts = str(saved["algorithm"]), "--trust" in words
     if trusts:
         find_own_code()
     check_trust({"algorithm": algorithm}, f"The run '{words[0]}'", trusts)

@@ -9,6 +9,7 @@ from lehr.cli import Parser, add_trust, find_own_code
 from lehr.cli.summary import print_summary
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
+from lehr.training import settings_file
 from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig, settings_classes
@@ -94,7 +95,7 @@ def _named(words: Sequence[str]) -> tuple[str | None, str]:
     found: dict[str, str] = {}
     origin = getattr(given, "from")
     if origin is not None:
-        found |= config.from_yaml(RunDirectory.open(origin).config)
+        found |= settings_file.read(RunDirectory.open(origin)).values
     if given.config is not None:
         found |= config.from_yaml(given.config)
     named: dict[str, str] = {name: str(found[name]) for name in ("algorithm", "reward_model") if name in found}

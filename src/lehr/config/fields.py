@@ -225,6 +225,8 @@ def convert(field: FieldDescription, given: Any) -> Any:
 
 def _choice(field: FieldDescription, given: Any) -> Any:
     choices = get_args(field.type)
+    if isinstance(given, bool) and "on" in choices:
+        given = "on" if given else "off"  # YAML reads both words as truth values
     for choice in choices:
         if (type(given) is type(choice) and given == choice) or (isinstance(given, str) and given == str(choice)):
             return choice

@@ -10,6 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from lehr.errors import InputError
+from lehr.files import replaced
 from lehr.schedules import Controller, FunctionSchedule, Schedule
 from lehr.schedules.schedule import check_total
 from lehr.schedules.text import number_text
@@ -286,5 +287,5 @@ def save_figure(made: "Figure", path: str | Path) -> None:
             f"The figure cannot be saved to '{path}', because there is no folder '{path.parent}'; create it first."
         )
     stamps = {"Date": None} if path.suffix == ".svg" else None
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lehr"}):
-        made.savefig(path, dpi=150, metadata=stamps)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "lehr"}), replaced(path) as file:
+        made.savefig(file, format=path.suffix[1:], dpi=150, metadata=stamps)

@@ -26,6 +26,7 @@ from lehr.envs.builtin.classic import (
 from lehr.envs.builtin.swarm import Swarm, SwarmState
 from lehr.envs.wrappers import Wrapper
 from lehr.errors import InputError
+from lehr.files import replaced
 from lehr.types import PyTree
 
 Point = tuple[float, float]
@@ -105,7 +106,9 @@ def save_gif(frames: Sequence[np.ndarray], path: str | Path, fps: float = 30) ->
         images.append(image.quantize(palette=palette, dither=Image.Dither.NONE))
     ends = np.rint(100 / fps * np.arange(len(frames) + 1)).astype(int)  # hundredths of a second, rounded without drift
     durations = (10 * np.diff(ends)).tolist()
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0, optimize=True)
+    options = {"save_all": True, "append_images": images[1:], "duration": durations, "loop": 0, "optimize": True}
+    with replaced(path) as file:
+        images[0].save(file, "GIF", **options)
 
 
 def _is_frame(pixels: np.ndarray) -> bool:

@@ -40,6 +40,10 @@ class RewardModel(ABC):
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """Learn from a rollout; return the new state, and metrics with the same names at every update."""
 
+    def forget(self, learner: Learner) -> Learner:
+        """Return the state of a run that is resumed without `memory`; see `lehr.algorithms.base.Algorithm.forget`."""
+        return learner
+
 
 @dataclass(frozen=True)
 class NoSettings:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from lehr.envs.registry import own_code, own_code_in
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.jsonl import read
+from lehr.training import settings_file
 from lehr.training.directory import RunDirectory, default_path
 from lehr.training.loop import Loop, ProgressFunction, restore
 from lehr.training.plan import Plan, make_plan, settings_classes
@@ -131,7 +133,7 @@ def resume(
     with _writable(directory.path):
         directory.lock()
     with directory:
-        algorithm, saved = _settings(directory, algorithm, trust)
+        algorithm, saved = _settings(directory, algorithm, trust, settings)
         if isinstance(env, str) and env != saved["env"]:
             raise InputError(
                 f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
@@ -175,29 +177,37 @@ def load(
     return replace(result, config=result.config | lost)
 
 
-def _settings(directory: RunDirectory, named: Any, trust: bool) -> tuple[Any, dict[str, Any]]:
+def _settings(
+    directory: RunDirectory, named: Any, trust: bool, given: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Any, dict[str, Any]]:
     """Return the algorithm of a run, and its other settings.
 
     Args:
         directory: the run directory.
         named: the algorithm given by the user: its class, its name, or `None`.
         trust: allow code that the run names.
+        given: settings to change on purpose, which may differ in the run's `config.yaml`.
     """
-    if not directory.config.exists():
-        raise InputError(f"The run '{directory.path}' ended before its first update; delete it and start again.")
-    saved = config.from_yaml(directory.config)
-    algorithm = str(saved.pop("algorithm"))
+    found = settings_file.read(directory)
+    saved = dict(found.values)
+    algorithm = _algorithm(directory, str(saved.pop("algorithm")), named, trust)
+    found.check(_changed(algorithm, {}, dict(given)) if found.differences and given else ())
+    return algorithm, saved
+
+
+def _algorithm(directory: RunDirectory, algorithm: str, named: Any, trust: bool) -> Any:
+    """Return the algorithm of a run, or the one that the user named."""
     if named is not None:
         if isinstance(named, str) and named != algorithm:
             raise InputError(f"algorithm is {named!r}, but '{directory.path}' is a run of {algorithm}; drop it.")
-        return named, saved
+        return named
     if plugins.is_placeholder(algorithm):
         raise InputError(
             f"The algorithm of '{directory.path}' was {algorithm}, which cannot be saved in a file; pass it as "
             "algorithm=."
         )
     check_trust({"algorithm": algorithm}, f"The run '{directory.path}'", trust)
-    return algorithm, saved
+    return algorithm
 
 
 def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | AnyEnvironment | None = None) -> None:
@@ -261,16 +271,9 @@ def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | 
         loop = Loop(plan, directory, progress_fn, resumes)
         undo.callback(loop.loggers.close)
         loop.save()
-        _write_config(directory, plan)  # written last: if it exists, so do the other files
+        settings_file.write(directory, plan.mapping)  # written last: if it exists, so do the other files
         undo.pop_all()
     return loop
-
-
-def _write_config(directory: RunDirectory, plan: Plan) -> None:
-    """Write the settings atomically: a killed process leaves either the old file or the new one."""
-    temporary = directory.config.with_suffix(".tmp")
-    config.to_yaml(temporary, plan.mapping)
-    temporary.replace(directory.config)
 
 
 def _fork(
@@ -316,6 +319,12 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, saved in {directory.path}")
+    data = plan.state.learner.memory, plan.state.reward_model.memory
+    if plan.run.checkpoint_replay == "off" and jax.tree.leaves(data):
+        loop.warn(
+            "checkpoint_replay is off: checkpoints leave out the replay and stored rollouts, so a run that is stopped "
+            "and resumed differs from one that is not."
+        )
     result = _result(plan, directory, loop.run())
     if result.metrics:  # empty if the run was stopped while compiling
         learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)

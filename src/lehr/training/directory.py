@@ -11,11 +11,13 @@ import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal
 
 import jax
 
 from lehr.errors import InputError, closest
+from lehr.files import open_in_place, write_json
+from lehr.training import checkpoint
 
 ROOT = Path("runs")
 """Default directory in which runs are created and looked up."""
@@ -49,25 +51,60 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.curve = path / "curve.png"
-        self._lock: TextIO | None = None
+        self._lock: IO[str] | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDirectory":
-        """Create a new run with status "running", and lock it. The directory must be empty or not exist."""
+        """Create a new run with status "running", and lock it.
+
+        The directory must be empty or not exist, or hold what a run left that was killed before its first checkpoint.
+        """
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise InputError(f"Cannot create a run at '{path}': it is a file; give another directory.") from None
-        if any(entry.name != ".lock" for entry in run.path.iterdir()):
-            raise InputError(f"The directory '{path}' is not empty; resume its run, or give another directory.")
+        run._refuse_content()
         run.lock()
+        try:
+            run._refuse_content()  # another process may have written it in between
+        except InputError:
+            run.unlock()
+            raise
         run.write_status("running")
         write_json(run.versions, versions())
         commit = git_state()
         if commit is not None:
             write_json(run.git, commit)
         return run
+
+    def _refuse_content(self) -> None:
+        """Refuse a directory with files, except those of a run that was killed before its first checkpoint."""
+        entries = {entry.name for entry in self.path.iterdir()}
+        if self.config.exists() or checkpoint.steps(self.checkpoints):
+            raise InputError(f"The directory '{self.path}' is not empty; resume its run, or give another directory.")
+        if entries - {".lock", f"{self.status.name}.tmp"} and not self._has_only_begun(entries):
+            raise InputError(f"The directory '{self.path}' is not empty; give another directory.")
+
+    def _has_only_begun(self, entries: set[str]) -> bool:
+        """Whether the entries of the directory are those that a run writes before its first checkpoint."""
+        files = {path.name for path in (self.status, self.versions, self.git)}
+        files |= {f"{name}.tmp" for name in files} | {".lock", self.metrics.name}
+        folders = {self.checkpoints: r".*\.tmp|memory", self.tensorboard: r"events\.out\..*"}
+        try:
+            return (
+                self.read_status()["status"] == "running"
+                and entries <= files | {path.name for path in folders}
+                and (not self.metrics.exists() or self.metrics.stat().st_size == 0)
+                and all(
+                    re.fullmatch(pattern, entry.name)
+                    for path, pattern in folders.items()
+                    if path.exists()
+                    for entry in path.iterdir()
+                )
+            )
+        except (OSError, ValueError, KeyError, TypeError):  # a file with the name of one of ours
+            return False
 
     @classmethod
     def open(cls, path: str | Path, root: Path = ROOT) -> "RunDirectory":
@@ -92,7 +129,7 @@ class RunDirectory:
         path = self.path.resolve() / ".lock"
         if path in _locked:
             raise InputError(f"This process is already writing the run '{self.path}'; wait until it ends.")
-        file = path.open("a+")
+        file = open_in_place(path, "a+")
         try:
             # Not flock: a forked worker would inherit the lock and hold it after this process died.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,18 +210,3 @@ def git_state(directory: Path | None = None) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: readers, even after a kill, see either the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically like `write_text`."""
-    write_text(path, json.dumps(value, indent=2) + "\n")

@@ -13,9 +13,12 @@ import numpy as np
 from lehr.acting.evaluation import make_evaluator
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
+from lehr.files import refuse_link
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
+from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
-from lehr.training import checkpoint, signals
+from lehr.report.loggers.ledger import Ledger, Mark
+from lehr.training import checkpoint, settings_file, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
@@ -38,7 +41,15 @@ def restore(
     directory: RunDirectory, plan: Plan, report: Callable[[str], object] = warnings.warn
 ) -> tuple[TrainState, dict[str, Any]]:
     """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint."""
-    saved, meta, _ = checkpoint.newest(directory.checkpoints, plan.state.saved, report)
+    may_lose = plan.run.checkpoint_replay == "off"
+    saved, meta, _ = checkpoint.newest(
+        directory.checkpoints, plan.state.saved, report, memory_lost=report if may_lose else None
+    )
+    if meta.get("without_memory"):
+        saved = saved._replace(
+            learner=plan.program.algorithm.forget(saved.learner),
+            reward_model=plan.program.reward_model.forget(saved.reward_model),
+        )
     return saved._replace(coefficients=plan.state.coefficients), meta
 
 
@@ -48,6 +59,8 @@ class Loop:
     def __init__(
         self, plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
     ) -> None:
+        for path in (directory.metrics, directory.checkpoints, directory.tensorboard, directory.path / "wandb"):
+            refuse_link(path)
         self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
         self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)
         self.runner = make_runner(plan, self.warn)
@@ -57,6 +70,8 @@ class Loop:
         self.best_update: int | None = None
         self.saved: int | None = None
         """The update of the latest checkpoint."""
+        self.ledger = Ledger((Mark(int(self.state.updates)),))
+        """The rows of `metrics.jsonl` at the latest checkpoint."""
         if resumes:
             self.state, meta = restore(directory, plan, report=self.warn)
             self.saved = int(self.state.updates)
@@ -67,7 +82,12 @@ class Loop:
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
-            truncate_after(directory.metrics, self.saved)
+            if meta.get("without_memory"):
+                self.warn(
+                    f"The checkpoint of update {self.saved} has no replay or stored rollouts: the run goes on with "
+                    "empty ones, so it will differ from one that was not stopped."
+                )
+            self.ledger = self._check_metrics(meta)
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
         self.last: dict[str, float] = {}
@@ -85,11 +105,29 @@ class Loop:
         # Loggers that may fail to start come first, before any file is open.
         online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
         online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]
-        backends: list[Any] = [JsonLines(directory.metrics)]
+        self.history = JsonLines(directory.metrics, self.ledger.now)
+        backends: list[Any] = [self.history]
         if plan.run.tensorboard:
             after = self.done * plan.program.steps_per_update if resumes else None
             backends.append(TensorBoard(directory.tensorboard, after=after))
         self.loggers = Loggers(*backends, *online)
+
+    def _check_metrics(self, meta: dict[str, Any]) -> Ledger:
+        """Cut `metrics.jsonl` after the rows of the checkpoint, and report rows that are missing or damaged."""
+        path, update = self.directory.metrics, int(self.state.updates)
+        known = Ledger.from_json(meta.get("metrics"))
+        if known is None:  # the checkpoint of an older version
+            truncate_after(path, update)
+            return Ledger.read(path, update)
+        found = ledgers.restore(path, known, self.warn)
+        if found is not known:  # the checkpoints learn what is left, so that the damage is reported once
+
+            def change(meta: dict[str, Any]) -> dict[str, Any]:
+                left = found.until(meta["step"])
+                return meta if left is None else meta | {"metrics": left.to_json()}
+
+            checkpoint.amend(self.directory.checkpoints, change)
+        return found
 
     def say(self, text: str) -> None:
         """Print a message above the progress bar."""
@@ -236,15 +274,25 @@ class Loop:
         if self.saved == self.done:
             return
         self.loggers.flush()
+        self.history.sync()
+        self.ledger = self.ledger.add(self.history.mark._replace(update=self.done))
         meta = {
             "best": self.best,
             "best_update": self.best_update,
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
+            "metrics": self.ledger.to_json(),
+            "settings": settings_file.to_json(self.plan.mapping),
         }
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
-            self.directory.checkpoints, self.state.saved, self.done, meta, self.plan.run.keep_checkpoints, protect
+            self.directory.checkpoints,
+            self.state.saved,
+            self.done,
+            meta,
+            self.plan.run.keep_checkpoints,
+            protect,
+            memory=self.plan.run.checkpoint_replay == "on",
         )
         self.saved = self.done
 

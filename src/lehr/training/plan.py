@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -85,6 +85,8 @@ class RunConfig:
     """Env steps between checkpoints; none saves ten per run."""
     keep_checkpoints: int = 3
     """Number of latest checkpoints to keep, besides the best one."""
+    checkpoint_replay: Literal["on", "off"] = "on"
+    """Save the replay and stored rollouts in checkpoints; off saves space, but a resumed run then starts with none."""
     max_rejected: int = 10
     """Stop the run after this many non-finite updates."""
     tensorboard: bool = True

@@ -15,23 +15,38 @@ from typing import Any
 import numpy as np
 
 from lehr.errors import InputError
+from lehr.files import open_in_place, sync
+from lehr.report.loggers.ledger import Mark
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonLines:
-    """Append rows to a file. They are buffered until `flush`."""
+    """Append rows to a file. They are buffered until `flush`.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", newline="\n")
+    Args:
+        path: the file.
+        mark: number, size and checksum of the rows that it has already.
+    """
+
+    def __init__(self, path: Path, mark: Mark | None = None) -> None:
+        self._file = open_in_place(path, "a")
+        self.mark = mark or Mark(0)
+        """Number, size and checksum of all rows, including those still buffered."""
 
     def log(self, row: Mapping[str, float | str]) -> None:
         """Append one row."""
-        self._file.write(json.dumps({name: _to_json(value) for name, value in row.items()}, allow_nan=False) + "\n")
+        line = json.dumps({name: _to_json(value) for name, value in row.items()}, allow_nan=False) + "\n"
+        self._file.write(line)
+        self.mark = self.mark.add(line.encode())
 
     def flush(self) -> None:
         """Write all rows to the operating system."""
         self._file.flush()
+
+    def sync(self) -> None:
+        """Write all rows to the disk."""
+        sync(self._file)
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -45,7 +60,7 @@ def truncate_after(path: Path, update: int) -> None:
     """
     if not path.exists() or path.stat().st_size == 0:
         return
-    with path.open("r+b") as file:
+    with open_in_place(path, "r+b") as file:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             end = len(text)
             while end > 0:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lehr.files import make_directory
+
 _BLOCK = 1024
 _SESSION_START = b"\x3a\x02\x08\x01"  # field 7 of an Event, 2 bytes long: field 1, status START
 
@@ -27,7 +29,7 @@ class TensorBoard:
     """
 
     def __init__(self, directory: Path, after: int | None = None) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         self._file = (directory / f"events.out.tfevents.{time.time_ns()}").open("xb")
         self._write(0, _field(3, b"brain.Event:2"))
         if after is not None:
