@@ -26,22 +26,11 @@ from lehr.envs import (
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
+from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
 from lehr.training.program import Program, assemble
 from lehr.training.runners.host import complete
 from lehr.types import TrainState
-
-_LEAST = {
-    "total_steps": 1,
-    "action_repeat": 1,
-    "frame_stack": 1,
-    "num_actors": 1,
-    "queue_size": 1,
-    "evaluate_episodes": 0,
-    "keep_checkpoints": 1,
-    "max_rejected": 0,
-}
-
 
 ACTORS = ("none", "threads", "processes", "ray")
 
@@ -95,12 +84,12 @@ class RunConfig:
     """Show progress."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
-        for name in ("evaluate_every", "checkpoint_every"):
-            if (given := getattr(self, name)) is not None and given < 1:
-                raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
+        config.check_counts(self, "action_repeat", "num_actors", "queue_size", "keep_checkpoints")
+        config.check_counts(self, "frame_stack", most=1024)
+        config.check_counts(self, "evaluate_episodes", "max_rejected", least=0)
+        config.check_counts(self, "total_steps", most=MOST_STEPS)
+        config.check_counts(self, "evaluate_every", "checkpoint_every", most=2**63 - 1)
+        config.check_counts(self, "seed", least=-(2**63), most=2**63 - 1)  # 64 bits
         if self.actors not in ACTORS:
             raise InputError(f"actors is {self.actors!r}; {closest(self.actors, ACTORS)}")
         if self.overlap and self.actors != "none":
