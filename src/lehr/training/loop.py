@@ -107,7 +107,8 @@ class Loop:
     def run(self) -> TrainState:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
-            with self._files(), contextlib.closing(self.runner), self.progress, self.loggers, self._signals():
+            closing = self._closed("The environments", self.runner), self._closed("A logger", self.loggers)
+            with self._files(), closing[0], self.progress, closing[1], self._signals():
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
@@ -331,6 +332,17 @@ class Loop:
                 f"Cannot write the run '{self.directory.path}': {error.strerror or error}; once that is fixed, resume "
                 f"it from update {self.saved}."
             ) from error
+
+    @contextlib.contextmanager
+    def _closed(self, what: str, thing: Any) -> Iterator[None]:
+        """Close a thing at the end; by then everything is saved, so an error in its `close` is only a warning."""
+        try:
+            yield
+        finally:
+            try:
+                thing.close()
+            except Exception as error:
+                self.warn(f"{what} could not be closed ({type(error).__name__}: {error}); the run is not affected.")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
