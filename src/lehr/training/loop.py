@@ -17,6 +17,7 @@ from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers.jsonl import truncate_after
+from lehr.report.loggers.thinning import Thinning
 from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -57,6 +58,8 @@ class Loop:
         self.state, self.elapsed = plan.state, 0.0
         self.best: float | None = None
         self.best_update: int | None = None
+        every = None if plan.run.log_every is None else plan.every(plan.run.log_every)
+        self.thinning = Thinning(every)
         self.saved: int | None = None
         """The update of the latest checkpoint."""
         if resumes:
@@ -69,6 +72,7 @@ class Loop:
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
+            self.thinning = Thinning(every, meta.get("waiting"))
             truncate_after(directory.metrics, self.saved)
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
@@ -204,7 +208,7 @@ class Loop:
                 self._fail(RunFailed(f"The evaluation failed: {error} {where}"))
             rows[-1] |= found
             is_best = self._is_best(found)
-        self._log(rows)
+        self._log(rows, whole=is_last or "evaluate/return" in rows[-1])
         if is_last or is_best or self.done % self._checkpoint_interval == 0:
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
@@ -244,6 +248,8 @@ class Loop:
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
         }
+        if self.thinning.waiting:
+            meta["waiting"] = self.thinning.waiting
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
             self.directory.checkpoints, self.state.saved, self.done, meta, self.plan.run.keep_checkpoints, protect
@@ -273,9 +279,12 @@ class Loop:
             found.append(row)
         return found
 
-    def _log(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self.loggers.log(row)
+    def _log(self, rows: list[dict[str, Any]], whole: bool = False) -> None:
+        """Log the updates of a chunk that have a row, the last one in any case if it is `whole`."""
+        for number, row in enumerate(rows, 1):
+            logged = self.thinning.add(row, always=whole and number == len(rows))
+            if logged is not None:
+                self.loggers.log(logged)
             if row["update/rejected"] > self.rejected:
                 self._reject(row)
             self.last |= {name: value for name, value in row.items() if not np.isnan(value)}

@@ -74,6 +74,8 @@ class RunConfig:
     """Number of latest checkpoints to keep, besides the best one."""
     max_rejected: int = 10
     """Stop the run after this many non-finite updates."""
+    log_every: int | None = None
+    """Env steps between rows of the logs; none logs each of the first 10,000 updates, then ever fewer."""
     tensorboard: bool = True
     """Log to TensorBoard."""
     wandb: bool = False
@@ -88,7 +90,7 @@ class RunConfig:
         config.check_counts(self, "frame_stack", most=1024)
         config.check_counts(self, "evaluate_episodes", "max_rejected", least=0)
         config.check_counts(self, "total_steps", most=MOST_STEPS)
-        config.check_counts(self, "evaluate_every", "checkpoint_every", most=2**63 - 1)
+        config.check_counts(self, "evaluate_every", "checkpoint_every", "log_every", most=2**63 - 1)
         config.check_counts(self, "seed", least=-(2**63), most=2**63 - 1)  # 64 bits
         if self.actors not in ACTORS:
             raise InputError(f"actors is {self.actors!r}; {closest(self.actors, ACTORS)}")
