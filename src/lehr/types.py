@@ -3,12 +3,19 @@
 Axes: `T` steps of a rollout, `N` environments times agents, `A` agents of one environment.
 """
 
+import contextlib
+import functools
+import math
+import os
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from lehr.errors import InputError
 
 Key = jax.Array
 """A typed PRNG key, as returned by `jax.random.key`."""
@@ -186,3 +193,28 @@ def check_same_shape(**arrays: jax.Array) -> None:
     if len({array.shape for array in arrays.values()}) > 1:
         given = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"{given} must have the same shape; reshape or squeeze those that differ.")
+
+
+def check_fits(what: str, advice: str, **shapes: PyTree) -> None:
+    """Raise an error if arrays of these shapes need more memory than there is; nothing is allocated.
+
+    >>> check_fits("The network", "choose smaller layers", weights=jax.ShapeDtypeStruct((10**7, 10**7), jnp.float32))
+    Traceback (most recent call last):
+    lehr.errors.InputError: The network needs 372529 GiB of memory, but there are only ...; choose smaller layers.
+    """
+    need, room = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)), memory_size()
+    if need > room:
+        sizes = f"{need / 2**30:.0f} GiB of memory, but there are only {room / 2**30:.0f} GiB"
+        raise InputError(f"{what} needs {sizes}; {advice}.")
+
+
+@functools.cache
+def memory_size() -> int:
+    """The memory of one device in bytes: of the GPU if there is one, otherwise what this process may use."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu" and (stats := device.memory_stats()) and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # the limit of a container: a number, or "max"
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(sizes)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import lehr
-from lehr.config import refuse_unknown
 from lehr.errors import InputError, closest
 
 _INTERRUPTED = 130
@@ -79,6 +78,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
+    from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
+
     called = next((word for word in words if not word.startswith("-")), "")
     if called and called not in COMMANDS:
         raise InputError(f"There is no command {called!r}; {closest(called, COMMANDS)}")

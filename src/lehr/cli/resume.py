@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import lehr
 from lehr import algorithms, config, plugins
 from lehr.cli import add_trust, find_own_code
-from lehr.cli.summary import print_summary
+from lehr.cli.summary import exit_code, print_summary
 from lehr.errors import InputError
 from lehr.training import settings_file
 from lehr.training.api import check_trust
@@ -36,9 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     config.add_flags(parser, [RunConfig, algorithms.find(algorithm).Config], titles)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Train to the end of the budget, and print a summary."""
+def run(arguments: argparse.Namespace) -> int:
+    """Train to the end of the budget, and print a summary; the exit code is as in `lehr train`."""
     settings = config.given_flags(arguments)
     if arguments.trust or "env" in settings or any(map(plugins.own_code, settings.values())):
         find_own_code()
-    print_summary(lehr.resume(arguments.run_name, trust=arguments.trust, **settings))
+    result = lehr.resume(arguments.run_name, trust=arguments.trust, **settings)
+    print_summary(result)
+    return exit_code(result)

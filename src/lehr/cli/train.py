@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import lehr
 from lehr import algorithms, config, plugins
 from lehr.cli import Parser, add_trust, find_own_code
-from lehr.cli.summary import print_summary
+from lehr.cli.summary import exit_code, print_summary
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.training import settings_file
@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     config.add_flags(parser, classes, titles[: len(classes)])
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Train, and print a summary."""
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and print a summary; the exit code says whether a signal stopped the run."""
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
@@ -75,6 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
         **settings,
     )
     print_summary(result)
+    return exit_code(result)
 
 
 def _named(words: Sequence[str]) -> tuple[str | None, str]:

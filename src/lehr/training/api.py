@@ -95,16 +95,15 @@ def train(
         check_trust(saved, f"The run '{origin.path}'", trust, env)
         plan = _fork(algorithm, origin, saved, settings, instance)
     path = Path(run_dir or default_path(plan.algorithm, plan.run.env, plan.run.seed))
-    existed = path.is_dir()
     with _writable(path):
+        existed = path.is_dir()
         made = RunDirectory.create(path)
     with made as directory:
         try:
             loop = _begin(plan, directory, progress_fn)
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            if existed:
-                path.mkdir()
+            for entry in list(path.iterdir()) if existed else [path]:  # a link, or '.', stays as it is
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
             raise
         return _run(plan, directory, loop)
 
@@ -326,8 +325,11 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
             "and resumed differs from one that is not."
         )
     result = _result(plan, directory, loop.run())
-    if result.metrics:  # empty if the run was stopped while compiling
-        learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
+    try:
+        if result.metrics:  # empty if the run was stopped while compiling
+            learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
+    except Exception as error:  # the run is complete, whatever becomes of its picture
+        loop.warn(f"The learning curve could not be drawn ({type(error).__name__}: {error}); the run is complete.")
     return result
 
 

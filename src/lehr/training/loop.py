@@ -18,6 +18,7 @@ from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, Weigh
 from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
 from lehr.report.loggers.ledger import Ledger, Mark
+from lehr.report.loggers.thinning import Thinning
 from lehr.training import checkpoint, settings_file, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -68,6 +69,8 @@ class Loop:
         self.state, self.elapsed = plan.state, 0.0
         self.best: float | None = None
         self.best_update: int | None = None
+        every = None if plan.run.log_every is None else plan.every(plan.run.log_every)
+        self.thinning = Thinning(every)
         self.saved: int | None = None
         """The update of the latest checkpoint."""
         self.ledger = Ledger((Mark(int(self.state.updates)),))
@@ -88,6 +91,7 @@ class Loop:
                     "empty ones, so it will differ from one that was not stopped."
                 )
             self.ledger = self._check_metrics(meta)
+            self.thinning = Thinning(every, meta.get("waiting"))
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
         self.last: dict[str, float] = {}
@@ -144,7 +148,8 @@ class Loop:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
             stopping = signals.handled(self._stop)
-            with self._files(), stopping, contextlib.closing(self.runner), self.progress, self.loggers:
+            closing = self._closed("The environments", self.runner), self._closed("A logger", self.loggers)
+            with self._files(), stopping, closing[0], self.progress, closing[1]:
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
@@ -240,7 +245,7 @@ class Loop:
                 self._fail(RunFailed(f"The evaluation failed: {error} {where}"))
             rows[-1] |= found
             is_best = self._is_best(found)
-        self._log(rows)
+        self._log(rows, whole=is_last or "evaluate/return" in rows[-1])
         if is_last or is_best or self.done % self._checkpoint_interval == 0:
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
@@ -284,6 +289,8 @@ class Loop:
             "metrics": self.ledger.to_json(),
             "settings": settings_file.to_json(self.plan.mapping),
         }
+        if self.thinning.waiting:
+            meta["waiting"] = self.thinning.waiting
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
             self.directory.checkpoints,
@@ -319,9 +326,12 @@ class Loop:
             found.append(row)
         return found
 
-    def _log(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self.loggers.log(row)
+    def _log(self, rows: list[dict[str, Any]], whole: bool = False) -> None:
+        """Log the updates of a chunk that have a row, the last one in any case if it is `whole`."""
+        for number, row in enumerate(rows, 1):
+            logged = self.thinning.add(row, always=whole and number == len(rows))
+            if logged is not None:
+                self.loggers.log(logged)
             if row["update/rejected"] > self.rejected:
                 self._reject(row)
             if row.get("environment/broken_masks") and not self.last.get("environment/broken_masks"):
@@ -383,6 +393,17 @@ class Loop:
                 f"Cannot write the run '{self.directory.path}': {error.strerror or error}; once that is fixed, resume "
                 f"it from update {self.saved}."
             ) from error
+
+    @contextlib.contextmanager
+    def _closed(self, what: str, thing: Any) -> Iterator[None]:
+        """Close a thing at the end; by then everything is saved, so an error in its `close` is only a warning."""
+        try:
+            yield
+        finally:
+            try:
+                thing.close()
+            except Exception as error:
+                self.warn(f"{what} could not be closed ({type(error).__name__}: {error}); the run is not affected.")
 
     def _stop(self, reason: str) -> None:
         """Stop the run after the current chunk."""

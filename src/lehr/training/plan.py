@@ -26,22 +26,11 @@ from lehr.envs import (
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
+from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
 from lehr.training.program import Program, assemble
 from lehr.training.runners.host import complete
 from lehr.types import TrainState
-
-_LEAST = {
-    "total_steps": 1,
-    "action_repeat": 1,
-    "frame_stack": 1,
-    "num_actors": 1,
-    "queue_size": 1,
-    "evaluate_episodes": 0,
-    "keep_checkpoints": 1,
-    "max_rejected": 0,
-}
-
 
 ACTORS = ("none", "threads", "processes", "ray")
 
@@ -89,6 +78,8 @@ class RunConfig:
     """Save the replay and stored rollouts in checkpoints; off saves space, but a resumed run then starts with none."""
     max_rejected: int = 10
     """Stop the run after this many non-finite updates."""
+    log_every: int | None = None
+    """Env steps between rows of the logs; none logs each of the first 10,000 updates, then ever fewer."""
     tensorboard: bool = True
     """Log to TensorBoard."""
     wandb: bool = False
@@ -99,12 +90,12 @@ class RunConfig:
     """Show progress."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
-        for name in ("evaluate_every", "checkpoint_every"):
-            if (given := getattr(self, name)) is not None and given < 1:
-                raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
+        config.check_counts(self, "action_repeat", "num_actors", "queue_size", "keep_checkpoints")
+        config.check_counts(self, "frame_stack", most=1024)
+        config.check_counts(self, "evaluate_episodes", "max_rejected", least=0)
+        config.check_counts(self, "total_steps", most=MOST_STEPS)
+        config.check_counts(self, "evaluate_every", "checkpoint_every", "log_every", most=2**63 - 1)
+        config.check_counts(self, "seed", least=-(2**63), most=2**63 - 1)  # 64 bits
         if self.step_timeout is not None and not self.step_timeout > 0:
             raise InputError(f"step_timeout is {self.step_timeout:g}; it must be positive, or none.")
         if self.actors not in ACTORS:

@@ -13,12 +13,16 @@ from lehr.acting.collector import collected_shapes
 from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
+from lehr.errors import InputError
 from lehr.maths.normalise import initial_scaling, initial_statistics
 from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
-from lehr.types import Actor, Key, PyTree, TrainState, derive
+from lehr.types import Actor, Key, PyTree, TrainState, check_fits, derive
+
+MOST_PER_UPDATE = 2**32
+"""Env steps per update stay below this, so that the clock is exact."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def initial_state(program: Program, coefficients: Coefficients, params: PyTree, 
         updates=jnp.uint32(0),
         rejected=jnp.uint32(0),
         pending=(),
-        behind=jax.tree.map(lambda x: jnp.stack([x] * program.lag), params) if program.lag else (),
+        behind=jax.tree.map(lambda x: jnp.broadcast_to(x, (program.lag, *x.shape)), params) if program.lag else (),
     )
 
 
@@ -117,6 +121,25 @@ def assemble(
         reward_settings = reward_model.Config()
     spaces = Spaces(prepared.observation_space, prepared.action_space)
     program = Program(prepared, built, reward_model.build(spaces, reward_settings))
+    _check_sizes(program, params)
     found = config.coefficients(settings, total_steps) | config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     return program, jax.jit(partial(initial_state, program))(coefficients, params, key)
+
+
+def _check_sizes(program: Program, params: PyTree) -> None:
+    """Refuse a run whose parameters or observations do not fit into memory, or whose updates are too long."""
+    steps, settings = program.steps_per_update, program.algorithm.config
+    if steps >= MOST_PER_UPDATE:
+        raise InputError(
+            f"An update has {steps} env steps, num_envs · horizon · action_repeat for each agent; it must be below "
+            "2^32: reduce one of them."
+        )
+    agents = settings.horizon * settings.num_envs * program.env.num_agents
+    one = jax.eval_shape(program.env.observation_space.sample, jax.random.key(0))
+    check_fits(
+        "The run",
+        "reduce num_envs, horizon, frame_stack, lag or the sizes of layers",
+        obs=jax.tree.map(lambda x: jax.ShapeDtypeStruct((agents, *x.shape), x.dtype), one),
+        params=jax.tree.map(lambda x: jax.ShapeDtypeStruct((1 + program.lag, *x.shape), x.dtype), params),
+    )
