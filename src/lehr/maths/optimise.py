@@ -16,10 +16,11 @@ from jax.flatten_util import ravel_pytree
 
 from lehr import plugins
 from lehr.errors import InputError, closest
+from lehr.maths.laprop import laprop
 from lehr.types import PyTree
 
 _ELEMENTWISE = (
-    "adabelief adadelta adagrad adam adamax adamw adan amsgrad lion nadam nadamw radam rmsprop rprop sgd yogi"
+    "adabelief adadelta adagrad adam adamax adamw adan amsgrad laprop lion nadam nadamw radam rmsprop rprop sgd yogi"
 )
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 """Optimisers whose update of a parameter depends only on that parameter's gradients."""
@@ -30,6 +31,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "rmsprop": {"decay": 0.99, "eps": 1e-5},
 }
 """Options that differ from optax's, as is usual in reinforcement learning."""
+
+OWN: dict[str, Any] = {"laprop": laprop}
+"""Optimisers that optax does not have."""
 
 
 class Step(NamedTuple):
@@ -46,7 +50,7 @@ class Optimiser:
     """An optax transformation with learning rate 1; elementwise ones work on one flat vector."""
 
     name: Any
-    """A name in optax or `optax.contrib`, `module:Name`, an optax transformation with learning rate 1, or a function of
+    """A name in optax, `optax.contrib` or `OWN`, `module:Name`, an optax transformation with learning rate 1, or a function of
     `learning_rate` that returns one, like `optax.adam`."""
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -119,7 +123,7 @@ def _transformation(given: Any, options: dict[str, Any]) -> optax.GradientTransf
     name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
     factory: Any = given
     if isinstance(given, str):
-        factory = getattr(optax, given, None) or getattr(optax.contrib, given, None)
+        factory = OWN.get(given) or getattr(optax, given, None) or getattr(optax.contrib, given, None)
         if ":" in given:
             factory = plugins.import_object(given, "optimiser")
     if isinstance(factory, optax.GradientTransformation):
