@@ -133,12 +133,12 @@ class Algorithm(Base):
     ) -> tuple["Algorithm", PyTree]:
         """Build the world model for these spaces.
 
-        Besides the networks, the parameters hold two numbers that `act` needs and `learn` sets: whether to act at
-        random, and the uniform share.
+        Besides those of the networks, the parameters hold two numbers under "acting" that `learn` sets for `act`:
+        whether to act at random, and the uniform share.
         """
         network, params = dreamer_network(spaces.observation, spaces.action, network_config, key)
         acting = {"random": jnp.float32(config.prefill > 0), "uniform_mix": jnp.float32(0.01)}
-        return cls(config, network), {"networks": params, "acting": acting}
+        return cls(config, network), {**params, "acting": acting}
 
     @property
     def optimiser(self) -> Optimiser:
@@ -165,9 +165,12 @@ class Algorithm(Base):
         self.gradient_steps(example)
         data, cursor = ring.empty(example, capacity)
         zero = jnp.float32(0)
-        networks = params["networks"]
-        auxiliary = Auxiliary(jax.tree.map(jnp.copy, networks["critic"]), ReturnRange(zero, zero), cursor)
-        return Learner(params, self.optimiser.init(networks), auxiliary, data)
+        auxiliary = Auxiliary(jax.tree.map(jnp.copy, params["critic"]), ReturnRange(zero, zero), cursor)
+        return Learner(params, self.optimiser.init(self._trained(params)), auxiliary, data)
+
+    def _trained(self, params: PyTree) -> PyTree:
+        """Return the parameters of the networks alone."""
+        return {name: params[name] for name in self.network.parts}
 
     def gradient_steps(self, rollout: Rollout) -> int:
         """Return the number of gradient steps per update: replayed steps over steps of a batch."""
@@ -191,7 +194,7 @@ class Algorithm(Base):
     ) -> tuple[PyTree, PyTree, dict[str, Any]]:
         """Update the latent state with the observation, and sample from the policy; greedy takes modes of both."""
         network, share = self.network, params["acting"]["uniform_mix"]
-        model = network.bind(params["networks"])
+        model = network.bind(params)
         latent_key, action_key, random_key = jax.random.split(key, 3)
         uniform = jax.random.uniform(latent_key, (*reset.shape, network.config.latents))
         latent = network.observe(model, carry, obs, reset, share, uniform)
@@ -223,7 +226,7 @@ class Algorithm(Base):
         """Write the rollout into the replay, then take gradient steps on replayed sequences."""
         auxiliary: Auxiliary = learner.auxiliary
         data, cursor = ring.append(learner.memory, auxiliary.cursor, rollout)
-        packed, unpack = self.optimiser.pack(learner.params["networks"])
+        packed, unpack = self.optimiser.pack(self._trained(learner.params))
         latents = data.entries.extras
         start = Carried(packed, learner.optimiser, auxiliary.slow_critic, auxiliary.returns, latents)
         keys = jax.random.split(key, self.gradient_steps(rollout))
@@ -250,7 +253,7 @@ class Algorithm(Base):
         metrics["replay/gradient_steps"] = jnp.where(enough, len(keys), 0).astype(jnp.float32)
         acting = {"random": 1 - enough.astype(jnp.float32), "uniform_mix": coef["uniform_mix"]}
         return Learner(
-            {"networks": unpack(after.params), "acting": acting},
+            {**unpack(after.params), "acting": acting},
             after.optimiser,
             Auxiliary(after.slow_critic, after.returns, cursor),
             data._replace(entries=data.entries._replace(extras=after.latents)),

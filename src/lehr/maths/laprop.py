@@ -65,8 +65,9 @@ def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:
     [0.0, 1.0]
     """
 
-    def clipped(gradient: jax.Array, parameter: jax.Array) -> jax.Array:
-        most = limit * jnp.maximum(jnp.linalg.norm(parameter.ravel()), SMALLEST_NORM)
-        return gradient / jnp.maximum(1.0, jnp.linalg.norm(gradient.ravel()) / most)
-
-    return jax.tree.map(clipped, gradients, params)
+    leaves, structure = jax.tree.flatten(gradients)
+    sizes, norms = (
+        jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)])) for tree in (gradients, params)
+    )
+    factors = 1 / jnp.maximum(1.0, sizes / (limit * jnp.maximum(norms, SMALLEST_NORM)))
+    return structure.unflatten([leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])

@@ -148,8 +148,8 @@ def draw(replay: Replay, cursor: Cursor, key: Key, batch: int, length: int) -> D
         length: L, the entries of each.
     """
     sums = jnp.cumsum(number_of_sequences(cursor, length))
-    number = jax.random.randint(key, (batch,), 0, jnp.maximum(sums[-1], 1))
-    stream = jnp.minimum(jnp.searchsorted(sums, number, side="right"), len(sums) - 1)
+    number = (jax.random.bits(key, (batch,)) % jnp.maximum(sums[-1], 1).astype(jnp.uint32)).astype(jnp.int32)
+    stream = jnp.minimum(jnp.searchsorted(sums, number, side="right", method="compare_all"), len(sums) - 1)
     start = number - jnp.where(stream > 0, sums[stream - 1], 0)
     capacity = jax.tree.leaves(replay.entries)[0].shape[1]
     oldest = cursor.head[stream] - cursor.size[stream] + start

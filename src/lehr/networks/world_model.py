@@ -289,10 +289,12 @@ class DreamerNetwork:
     network: Network[WorldModel]
     config: WorldModelConfig
     action_space: Any
+    parts: tuple[str, ...]
+    """Names of the modules, the keys of the parameters."""
 
     def bind(self, params: Params) -> WorldModel:
-        """Return the module with these parameters."""
-        return self.network.bind(params)
+        """Return the module with these parameters; entries that it does not have are ignored."""
+        return self.network.bind({name: params[name] for name in self.parts})
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> dict[str, jax.Array]:
         """Return the state before an episode: zeros for the latent state and the last action."""
@@ -399,13 +401,12 @@ class DreamerNetwork:
     def random_action(self, key: Key, batch_shape: tuple[int, ...]) -> jax.Array:
         """Return uniform actions, as the policy would give them."""
         space = self.action_space
-        match space:
-            case Discrete():
-                return jax.random.randint(key, batch_shape, 0, space.n)
-            case MultiDiscrete():
-                most = jnp.broadcast_to(jnp.array(space.nvec), (*batch_shape, len(space.nvec)))
-                return jax.random.randint(key, most.shape, 0, most)
-        return jax.random.uniform(key, (*batch_shape, *space.shape), minval=-1, maxval=1)
+        shape = () if isinstance(space, Discrete) else (len(space.nvec),) if isinstance(space, MultiDiscrete) else space.shape
+        uniform = jax.random.uniform(key, (*batch_shape, *shape))
+        if isinstance(space, Box):
+            return 2 * uniform - 1
+        count = jnp.broadcast_to(jnp.float32(space.n if isinstance(space, Discrete) else space.nvec), uniform.shape)
+        return jnp.floor(count * uniform).astype(jnp.int32)
 
     def step(
         self, params: Params, carry: PyTree, obs: PyTree, reset: jax.Array
@@ -427,7 +428,7 @@ def dreamer_network(
     action_size(action_space)
     view = make_view(observation_space, None, "auto")
     network, params = build(_Maker(view, action_space, config), key)
-    return DreamerNetwork(network, config, action_space), params
+    return DreamerNetwork(network, config, action_space, tuple(sorted(params))), params
 
 
 @dataclass(frozen=True)
