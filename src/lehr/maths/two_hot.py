@@ -42,7 +42,7 @@ def bins(count: int) -> np.ndarray:
     >>> [round(float(x), 1) for x in bins(5)]
     [-485165184.0, -22025.5, 0.0, 22025.5, 485165184.0]
     """
-    half = np.expm1(np.linspace(LIMIT, 0, count // 2 + 1)[: count // 2]).astype(np.float32)
+    half = np.expm1(np.linspace(LIMIT, -LIMIT, count)[: count // 2]).astype(np.float32)
     return np.concatenate([-half, np.zeros(count % 2, np.float32), half[::-1]])
 
 

@@ -44,7 +44,7 @@ class WorldModelConfig:
     """Number of categorical latents."""
     classes: int = 8
     """Classes of each latent, at most 256."""
-    bins: int = 255
+    bins: int = 63
     """Bins of the distributions over rewards and values."""
     image_depth: int = 8
     """Channels of the convolutions, times 2, 3, 4 and 4."""
@@ -61,6 +61,7 @@ class WorldModelConfig:
             "hidden_sizes": (64, 64, 64),
             "latents": 32,
             "classes": 4,
+            "bins": 255,
             "image_depth": 4,
         },
         "12m": {
@@ -69,6 +70,7 @@ class WorldModelConfig:
             "hidden_sizes": (256, 256, 256),
             "latents": 32,
             "classes": 16,
+            "bins": 255,
             "image_depth": 16,
         },
         "25m": {
@@ -77,6 +79,7 @@ class WorldModelConfig:
             "hidden_sizes": (384, 384, 384),
             "latents": 32,
             "classes": 24,
+            "bins": 255,
             "image_depth": 24,
         },
     }
