@@ -75,8 +75,6 @@ class Config(Settings):
     uniform_mix: Annotated[Coef, Coefficient(("unimix",), maximum=1.0)] = 0.01
     """Share of the uniform distribution in the latents and in discrete policies."""
 
-    allows_overlap: ClassVar[bool] = True
-
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": {},
         **{
@@ -381,11 +379,10 @@ class Algorithm(Base):
             "continuation": -jnp.mean(live * jax.nn.log_sigmoid(going_on) + (1 - live) * jax.nn.log_sigmoid(-going_on)),
         }
         # --- divergences, each of which trains one side
-        dynamics, representation = divergence(stop(posterior), prior), divergence(posterior, stop(prior))
-        losses["dynamics"] = jnp.maximum(dynamics, coef["free_nats"]).mean()
-        losses["representation"] = jnp.maximum(representation, coef["free_nats"]).mean()
+        dynamics, representation = balanced(posterior, prior, coef["free_nats"])
+        losses["dynamics"], losses["representation"] = dynamics.mean(), representation.mean()
         metrics = {
-            "model/divergence": dynamics.mean(),
+            "model/divergence": divergence(posterior, prior).mean(),
             "model/unexplained": squared.mean() / jnp.maximum(spread, 1e-8),
             "model/prior_entropy": -jnp.sum(jnp.exp(prior) * prior, (-2, -1)).mean(),
             "model/posterior_entropy": -jnp.sum(jnp.exp(posterior) * posterior, (-2, -1)).mean(),
@@ -461,3 +458,12 @@ def divergence(one: jax.Array, other: jax.Array) -> jax.Array:
     0.1438
     """
     return jnp.sum(jnp.exp(one) * (one - other), (-2, -1))
+
+
+def balanced(posterior: jax.Array, prior: jax.Array, free_nats: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the divergence of posterior and prior twice, `[...]`: one trains the prior, the other the posterior.
+
+        max(free_nats, KL(stop(q) ‖ p)),  max(free_nats, KL(q ‖ stop(p)))
+    """
+    dynamics, representation = divergence(stop(posterior), prior), divergence(posterior, stop(prior))
+    return jnp.maximum(dynamics, free_nats), jnp.maximum(representation, free_nats)
