@@ -41,6 +41,10 @@ SMALL: dict[str, Any] = {
     "minibatches": 2,
     "hidden_sizes": (16,),
     "recurrent_size": 8,
+    "batch_size": 8,
+    "batch_length": 8,
+    "train_ratio": 1.0,
+    "prefill": 64,
 }
 """Sizes to check with, for algorithms that have such settings: compiling takes most of the time."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
-from lehr.config import build
+from lehr.config import build, describe
 from lehr.envs import Environment
 from lehr.spaces import Box, Discrete, MultiDiscrete
 from lehr.training.program import Program, assemble
@@ -21,8 +21,17 @@ from lehr.types import Timestep, TrainState
 MOST = 400
 """The longest run in one call, in updates."""
 
-SETTINGS: dict[str, Any] = {"num_envs": 8, "horizon": 8, "hidden_sizes": (16,), "recurrent_size": 8}
-"""Small, for all algorithms; what an algorithm needs besides is below, under its name."""
+SETTINGS: dict[str, Any] = {
+    "num_envs": 8,
+    "horizon": 8,
+    "hidden_sizes": (16,),
+    "recurrent_size": 8,
+    "batch_size": 8,
+    "batch_length": 8,
+    "train_ratio": 1.0,
+    "prefill": 64,
+}
+"""Small, for all algorithms that have such settings; what an algorithm needs besides is below, under its name."""
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {"epochs": 2, "minibatches": 2},
@@ -74,8 +83,20 @@ def _compiled(program: Program) -> Callable:
 _names: dict[Any, tuple[str, ...]] = {}
 
 
+def small(algorithm: str) -> dict[str, Any]:
+    """The settings of a small run of an algorithm, as far as it has them."""
+    known = _known(algorithm)
+    return {name: value for name, value in SETTINGS.items() if name in known} | MORE_SETTINGS.get(algorithm, {})
+
+
+def _known(algorithm: str) -> set[str]:
+    return {field.name for cls in algorithms.settings_of(algorithm) for field in describe(cls)}
+
+
 def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
-    given = {**SETTINGS, **MORE_SETTINGS.get(algorithm, {}), **settings}
+    given = {**small(algorithm), **settings}
+    if "torso" not in _known(algorithm):  # its memory is its own
+        given.pop("torso", None)
     if "learning_rate" in given:
         given[RATES.get(algorithm, "learning_rate")] = given.pop("learning_rate")
     return build(algorithms.settings_of(algorithm), given)

@@ -18,9 +18,12 @@ from jax.flatten_util import ravel_pytree
 
 from lehr import plugins
 from lehr.errors import InputError, closest, shortened
+from lehr.maths.laprop import laprop
 from lehr.types import PyTree
 
-_ELEMENTWISE = "adabelief adadelta adagrad adam adamax adamw adan amsgrad lion nadam nadamw radam rmsprop sgd yogi"
+_ELEMENTWISE = (
+    "adabelief adadelta adagrad adam adamax adamw adan amsgrad laprop lion nadam nadamw radam rmsprop sgd yogi"
+)
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 """Optimisers whose update of a parameter depends only on that parameter's gradients."""
 
@@ -30,6 +33,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "rmsprop": {"decay": 0.99, "eps": 1e-5},
 }
 """Options that differ from optax's, as is usual in reinforcement learning."""
+
+OWN: dict[str, Any] = {"laprop": laprop}
+"""Optimisers that optax does not have."""
 
 
 _INSIDE = "its learning rate is not a factor of its steps, so it cannot be multiplied in from a schedule"
@@ -63,7 +69,7 @@ class Optimiser:
     """An optax transformation with learning rate 1; elementwise ones work on one flat vector."""
 
     name: Any
-    """A name in optax or `optax.contrib`, `module:Name`, an optax transformation with learning rate 1, or a function of
+    """A name in optax, `optax.contrib` or `OWN`, `module:Name`, an optax transformation with learning rate 1, or a function of
     `learning_rate` that returns one, like `optax.adam`."""
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -197,7 +203,7 @@ def _factory(given: Any) -> tuple[str, Any]:
         return getattr(given, "__name__", type(given).__name__), given
     if ":" in given:
         return given, plugins.import_object(given, "optimiser")
-    return given, vars(optax).get(given) or vars(optax.contrib).get(given)
+    return given, OWN.get(given) or vars(optax).get(given) or vars(optax.contrib).get(given)
 
 
 def _options(factory: Any) -> dict[str, Any]:
