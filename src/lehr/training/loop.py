@@ -41,7 +41,7 @@ def restore(
 ) -> tuple[TrainState, dict[str, Any]]:
     """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint."""
     saved, meta, _ = checkpoint.newest(directory.checkpoints, plan.state.saved, report)
-    return saved._replace(coefficients=plan.state.coefficients), meta
+    return saved.completed(plan.state), meta
 
 
 class Loop:
@@ -68,6 +68,7 @@ class Loop:
                     f"total_steps is {plan.run.total_steps}, but '{directory.path}' has already made "
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
+            self._report_changed(dict(meta.get("data", {})))
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
             truncate_after(directory.metrics, self.saved)
         self.done = int(self.state.updates)
@@ -103,6 +104,17 @@ class Loop:
             self.say(text)
         else:
             logging.getLogger("lehr").warning(text)
+
+    def _report_changed(self, before: dict[str, str]) -> None:
+        """Warn if the data that a resumed run loads is not what it learned from before."""
+        now = dict(self.plan.loaded.sources)
+        for name in sorted({*before, *now}):
+            old, new = before.get(name, "none")[:12], now.get(name, "none")[:12]
+            if old != new:
+                self.warn(
+                    f"The data '{name}' changed since the last checkpoint (SHA-256 {old} before, {new} now): the run "
+                    "goes on with what it finds now, so it is not the run that it would have been."
+                )
 
     def run(self) -> TrainState:
         """Run all chunks until the run ends or stops, and return the last state."""
@@ -243,6 +255,8 @@ class Loop:
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
         }
+        if self.plan.loaded.sources:
+            meta["data"] = dict(self.plan.loaded.sources)
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
             self.directory.checkpoints, self.state.saved, self.done, meta, self.plan.run.keep_checkpoints, protect
