@@ -13,6 +13,7 @@ from lehr.schedules import Schedule, schedule
 if TYPE_CHECKING:
     from lehr import envs
     from lehr.acting.evaluation import evaluate
+    from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.training.api import Result, load, resume, train
 
@@ -22,6 +23,7 @@ _LATER = {
     "Result": "lehr.training.api",
     "evaluate": "lehr.acting.evaluation",
     "load": "lehr.training.api",
+    "record": "lehr.acting.recording",
     "resolve_coefficient": "lehr.algorithms.vocabulary",
     "resolve_entropy_coefficient": "lehr.algorithms.vocabulary",
     "resume": "lehr.training.api",
@@ -36,6 +38,7 @@ __all__ = [
     "envs",
     "evaluate",
     "load",
+    "record",
     "resolve_coefficient",
     "resolve_entropy_coefficient",
     "resume",
