@@ -55,6 +55,9 @@ class CartPole(Environment):
         x'' = a − m_p l θ'' cos θ / (m_c + m_p)
 
     integrated with explicit Euler steps. The initial state is uniform in [−0.05, 0.05]⁴.
+
+    With `terminates=False` an episode runs to its time limit, and the reward is 1 within the limits and 0 beyond them:
+    its length says nothing about how good it was.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -66,11 +69,13 @@ class CartPole(Environment):
     time_step: float = 0.02
     position_limit: float = 2.4
     angle_limit: float = 12 * np.pi / 180
+    terminates: bool = True
 
     @property
     def observation_space(self) -> Box:
-        """Twice the limits, so that the last observation of an episode is inside."""
+        """Twice the limits, so that the last observation of an episode is inside; unbounded if none ends there."""
         high = np.array([2 * self.position_limit, np.inf, 2 * self.angle_limit, np.inf])
+        high = high if self.terminates else np.full(4, np.inf)
         return Box(-high, high)
 
     @property
@@ -101,6 +106,8 @@ class CartPole(Environment):
             angular_velocity + self.time_step * angular_acceleration,
         )
         fallen = (jnp.abs(state.position) > self.position_limit) | (jnp.abs(state.angle) > self.angle_limit)
+        if not self.terminates:
+            return state, _timestep(_vector(*state), jnp.where(fallen, 0.0, 1.0), False)
         return state, _timestep(_vector(*state), 1.0, fallen)
 
 
