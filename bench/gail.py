@@ -45,7 +45,16 @@ EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
     "cartpole-full": (300_000, {"normalise_observations": True}),
     "cartpole": (300_000, {}),
 }
-GAIL_PENDULUM = {**PENDULUM, "normalise_rewards": False, "learning_rate": "1e-3 -> 0"}
+GAIL_PENDULUM = {  # each rollout is a whole episode of every environment, so that it shows all of its phases
+    "num_envs": 16,
+    "horizon": 200,
+    "minibatches": 16,
+    "epochs": 4,
+    "learning_rate": "2e-3 -> 0",
+    "entropy_coef": 0.0,
+    "normalise_observations": True,
+    "imitation_reward": "logit",
+}
 GAIL_CARTPOLE = {"normalise_observations": True, "entropy_coef": "0.01 -> 0"}
 
 
@@ -73,9 +82,9 @@ class ShuffledGAIL(gail.Algorithm):
 
 
 PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
-    "pendulum": ("pendulum", "gail", 500_000, GAIL_PENDULUM),
-    "pendulum-transition": ("pendulum", "gail", 500_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
-    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 500_000, GAIL_PENDULUM),
+    "pendulum": ("pendulum", "gail", 400_000, GAIL_PENDULUM),
+    "pendulum-transition": ("pendulum", "gail", 400_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
+    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 400_000, GAIL_PENDULUM),
     "cartpole-full": ("cartpole-full", "gail", 300_000, GAIL_CARTPOLE),
     "cartpole-full-shuffled": ("cartpole-full", ShuffledGAIL, 300_000, GAIL_CARTPOLE),
     "cartpole": ("cartpole", "gail", 300_000, GAIL_CARTPOLE),

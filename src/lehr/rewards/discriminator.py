@@ -3,7 +3,7 @@
 A network learns to tell the steps of an expert from those of the policy, and rewards what it takes for the expert's:
 
     D = sigmoid(f(x))        x: state and action, state alone, or state and next state
-    L = −E_expert[log D] − E_policy[log(1 − D)] − entropy_coef · H(D) + gradient_penalty_coef · E[(‖∇f‖ − 1)²]
+    L = −E_expert[log D] − E_policy[log(1 − D)] − entropy_coef · H(D) + gradient_penalty_coef · E[(‖∇f‖ − gradient_norm)²]
     r = task_coef · r_environment + imitation_coef · r_D
 
 See docs/rewards.md for the details.
@@ -48,7 +48,7 @@ class DiscriminatorSettings:
     ones; logit, log D − log(1 − D)."""
     discriminator_sizes: tuple[int, ...] = (64, 64)
     """Sizes of its hidden layers."""
-    discriminator_updates: int = 8
+    discriminator_updates: int = 16
     """Gradient steps of the discriminator per update."""
     discriminator_batch: int = 256
     """Steps of the expert, and as many of the policy, per gradient step."""
@@ -60,10 +60,12 @@ class DiscriminatorSettings:
     """Weight of the discriminator's reward."""
     task_coef: Annotated[Coef, Coefficient(("task_weight", "extrinsic_coef"))] = 0.0
     """Weight of the environment's reward."""
-    discriminator_learning_rate: Annotated[Coef, Coefficient(("discriminator_lr", "disc_lr"))] = 1e-3
+    discriminator_learning_rate: Annotated[Coef, Coefficient(("discriminator_lr", "disc_lr"))] = 3e-4
     """Learning rate of the discriminator."""
-    gradient_penalty_coef: Annotated[Coef, Coefficient(("gradient_penalty", "grad_penalty_coef"))] | None = 1.0
+    gradient_penalty_coef: Annotated[Coef, Coefficient(("gradient_penalty", "grad_penalty_coef"))] | None = 0.3
     """Weight of the gradient penalty of the discriminator; none leaves it out."""
+    gradient_norm: Annotated[Coef, Coefficient(("gradient_target",))] = 0.0
+    """Norm of the gradient that the penalty aims at; 1 is Wasserstein's, 0 lets the reward become flat."""
     discriminator_entropy_coef: Annotated[Coef, Coefficient(("disc_ent_coef",))] = 1e-3
     """Weight of the entropy of the discriminator's decisions in its loss."""
     label_smoothing: Annotated[Coef, Coefficient(("label_smooth",), maximum=1.0)] = 0.0
@@ -263,7 +265,7 @@ class Discriminator(RewardModel):
         if "gradient_penalty_coef" in coef:
             size = self.config.discriminator_batch
             first = [jax.tree.map(lambda x: x[:size], rows.inputs) for rows in (expert, policy)]
-            penalty = weighted_mean(gradient_penalty(judge, *first, key), policy.weight[:size])
+            penalty = weighted_mean(gradient_penalty(judge, *first, coef["gradient_norm"], key), policy.weight[:size])
             total += coef["gradient_penalty_coef"] * penalty
             metrics["discriminator/gradient_penalty"] = penalty
         return total, metrics
@@ -304,8 +306,8 @@ def bernoulli_entropy(logits: jax.Array) -> jax.Array:
     return jax.nn.softplus(logits) - jax.nn.sigmoid(logits) * logits
 
 
-def gradient_penalty(judge: Any, expert: Inputs, policy: Inputs, key: Key) -> jax.Array:
-    """(‖∇f(x)‖ − 1)² at random points x between the expert's and the policy's steps, `[B]`."""
+def gradient_penalty(judge: Any, expert: Inputs, policy: Inputs, norm: Any, key: Key) -> jax.Array:
+    """(‖∇f(x)‖ − norm)² at random points x between the expert's and the policy's steps, `[B]`."""
     share = jax.random.uniform(key, expert[0].shape[:1])
 
     def between(one: jax.Array, other: jax.Array) -> jax.Array:
@@ -317,7 +319,7 @@ def gradient_penalty(judge: Any, expert: Inputs, policy: Inputs, key: Key) -> ja
 
     slopes = jax.grad(total)(jax.tree.map(between, expert, policy))
     squares = sum(jnp.sum(jnp.square(slope).reshape(len(slope), -1), axis=1) for slope in slopes)
-    return jnp.square(jnp.sqrt(squares + 1e-12) - 1)
+    return jnp.square(jnp.sqrt(squares + 1e-12) - norm)
 
 
 def absorbing(inputs: Inputs) -> Inputs:
