@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.imitation import random_return, train
+from lehr.acting.evaluation import evaluate
 from lehr.acting.recording import record
 from lehr.algorithms import gail
 from lehr.envs import make
@@ -40,11 +41,12 @@ PENDULUM = {
     "normalise_observations": True,
     "normalise_rewards": True,
 }
-EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "pendulum": (500_000, PENDULUM),
-    "cartpole-full": (300_000, {"normalise_observations": True}),
-    "cartpole": (300_000, {}),
+EXPERTS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "pendulum": ("pendulum", 500_000, PENDULUM),
+    "cartpole-full": ("cartpole", 300_000, {}),  # one that never falls is an expert of both
+    "cartpole": ("cartpole", 300_000, {}),
 }
+"""By task: the task that its expert is trained on, env steps and settings."""
 GAIL_PENDULUM = {  # each rollout is a whole episode of every environment, so that it shows all of its phases
     "num_envs": 16,
     "horizon": 200,
@@ -96,11 +98,11 @@ def expert(task: str, folder: Path) -> tuple[Path, float]:
     """Train the expert of a task and record it, unless it is there; return the file and the expert's mean return."""
     path, note = folder / f"{task}.npz", folder / f"{task}.txt"
     if not path.exists():
-        steps, settings = EXPERTS[task]
-        trained = train("ppo", ENVS[task], steps, [1000], settings)
+        origin, steps, settings = EXPERTS[task]
+        policy = train("ppo", ENVS[origin], steps, [1000], settings).policies[0]
         folder.mkdir(parents=True, exist_ok=True)
-        record(trained.policies[0], ENVS[task], episodes=20, seed=7, out=path)
-        note.write_text(str(float(trained.returns[0])))
+        record(policy, ENVS[task], episodes=20, seed=7, out=path)
+        note.write_text(str(float(evaluate(policy, ENVS[task], 100, seed=1).returns.mean())))
     return path, float(note.read_text())
 
 

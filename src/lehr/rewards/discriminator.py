@@ -3,7 +3,8 @@
 A network learns to tell the steps of an expert from those of the policy, and rewards what it takes for the expert's:
 
     D = sigmoid(f(x))        x: state and action, state alone, or state and next state
-    L = −E_expert[log D] − E_policy[log(1 − D)] − entropy_coef · H(D) + gradient_penalty_coef · E[(‖∇f‖ − gradient_norm)²]
+    L = −E_expert[log D] − E_policy[log(1 − D)] − discriminator_entropy_coef · H(D)
+        + gradient_penalty_coef · E[(‖∇f‖ − gradient_norm)²]
     r = task_coef · r_environment + imitation_coef · r_D
 
 See docs/rewards.md for the details.

@@ -27,7 +27,7 @@ from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
 from lehr.spaces import Box
-from lehr.training.program import Program, assemble, build_reward_model
+from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.host import complete
 from lehr.types import Loaded, TrainState
 
@@ -174,8 +174,9 @@ def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) 
         settings: the user's settings by name, some of which choose others: the reward model, a variant.
     """
     given = {config.underscored(name): value for name, value in (settings or {}).items()}
-    model = rewards.find(given.get("reward_model", "environment"))
-    return [RunConfig, *algorithms.settings_of(algorithm, given), model.Config]
+    found, model = algorithms.find(algorithm, given), rewards.find(given.get("reward_model", "environment"))
+    check_reward_model(found, model)
+    return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
 def make_plan(

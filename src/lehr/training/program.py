@@ -141,11 +141,16 @@ def build_reward_model(
         reward_settings: its `Config`; all defaults if omitted.
     """
     spaces = Spaces(env.observation_space, env.action_space)
-    if algorithm.reward_model is EnvironmentReward:
-        return reward_model.build(spaces, reward_model.Config() if reward_settings is None else reward_settings)
-    if reward_model is not EnvironmentReward:
+    check_reward_model(algorithm, reward_model)
+    if algorithm.reward_model is not EnvironmentReward:
+        return algorithm.reward_model.build(spaces, settings)
+    return reward_model.build(spaces, reward_model.Config() if reward_settings is None else reward_settings)
+
+
+def check_reward_model(algorithm: type[Algorithm], reward_model: type[RewardModel]) -> None:
+    """Refuse a reward model for an algorithm that brings its own."""
+    own = algorithm.reward_model
+    if own is not EnvironmentReward and reward_model is not EnvironmentReward:
         raise InputError(
-            f"reward_model is {reward_model.__name__}, but this algorithm has its own, "
-            f"{algorithm.reward_model.__name__}; drop the option."
+            f"reward_model is {reward_model.__name__}, but this algorithm has its own, {own.__name__}; drop the option."
         )
-    return algorithm.reward_model.build(spaces, settings)
