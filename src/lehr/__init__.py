@@ -12,6 +12,7 @@ from lehr.errors import InputError
 if TYPE_CHECKING:
     from lehr import envs
     from lehr.acting.evaluation import evaluate
+    from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.schedules import Schedule, schedule
     from lehr.training.api import Result, load, resume, train
@@ -23,6 +24,7 @@ _LATER = {
     "Schedule": "lehr.schedules",
     "evaluate": "lehr.acting.evaluation",
     "load": "lehr.training.api",
+    "record": "lehr.acting.recording",
     "resolve_coefficient": "lehr.algorithms.vocabulary",
     "resolve_entropy_coefficient": "lehr.algorithms.vocabulary",
     "resume": "lehr.training.api",
@@ -38,6 +40,7 @@ __all__ = [
     "envs",
     "evaluate",
     "load",
+    "record",
     "resolve_coefficient",
     "resolve_entropy_coefficient",
     "resume",

@@ -79,6 +79,9 @@ class Rollout(NamedTuple):
     final_obs: Any = ()
     """Leaves `[T, N, ...]`: the observation after each step, before any reset, normalised if the run normalises; `()`
     if the algorithm does not need it."""
+    taken: Any = ()
+    """Leaves `[T, N, ...]`: the action as the environment took it, squashed or clipped to its space; `()` if nobody
+    needs it."""
     extras: Any = ()
     """What else `act` stored of each step, by name, leaves `[T, N, ...]`; `()` if nothing."""
 
@@ -96,6 +99,20 @@ class Learner(NamedTuple):
     memory: PyTree = ()
     """Data: stored rollouts, a replay buffer. It may be gigabytes, because it is never checked for non-finite values:
     what a non-finite update wrote into it stays, so keep a counter of its valid entries in `auxiliary`."""
+    data: PyTree = ()
+    """What was loaded from outside, demonstrations for example. It is never changed and never saved: a resumed run
+    loads it again."""
+
+
+class Loaded(NamedTuple):
+    """What a run loads from outside before it starts."""
+
+    data: PyTree = ()
+    """Goes to `Learner.data`."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """The name of each file or data set, and its SHA-256; a resumed run reports those that changed."""
+    summary: str = ""
+    """What was loaded, in one sentence for the user."""
 
 
 class Actor(NamedTuple):
@@ -144,8 +161,22 @@ class TrainState(NamedTuple):
 
     @property
     def saved(self) -> "TrainState":
-        """The part that a checkpoint stores; coefficients are in the config instead, where they can be changed."""
-        return self._replace(coefficients=())
+        """The part that a checkpoint stores.
+
+        Coefficients are in the config instead, where they can be changed, and data is where it was loaded from.
+        """
+        return self._with(coefficients=(), data=((), ()))
+
+    def completed(self, other: "TrainState") -> "TrainState":
+        """Return this saved part together with the parts of another state that are not saved."""
+        return self._with(other.coefficients, (other.learner.data, other.reward_model.data))
+
+    def _with(self, coefficients: PyTree, data: tuple[PyTree, PyTree]) -> "TrainState":
+        return self._replace(
+            coefficients=coefficients,
+            learner=self.learner._replace(data=data[0]),
+            reward_model=self.reward_model._replace(data=data[1]),
+        )
 
     @property
     def acting(self) -> PyTree:

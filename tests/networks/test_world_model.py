@@ -163,6 +163,8 @@ def test_presets_have_about_as_many_parameters_as_they_say(preset, millions):
     config = WorldModelConfig(**WorldModelConfig.PRESETS[preset])
     make = make_view(Box(0, 255, (64, 64, 3), np.uint8), None, "auto")
     assert make.image is not None
-    shapes = jax.eval_shape(lambda key: dreamer_network(Box(0, 255, (64, 64, 3), np.uint8), Discrete(18), config, key)[1], jax.random.key(0))
+    shapes = jax.eval_shape(
+        lambda key: dreamer_network(Box(0, 255, (64, 64, 3), np.uint8), Discrete(18), config, key)[1], jax.random.key(0)
+    )
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     assert 0.5 * millions * 1e6 < count < 1.5 * millions * 1e6

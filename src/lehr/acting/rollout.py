@@ -95,7 +95,7 @@ def collect(
         statistics: normalise the observations; `()` for no normalisation.
         horizon: number of steps, T.
         key: for actions and environments.
-        needs: the optional parts of a rollout to keep: `value`, `final_obs`.
+        needs: the optional parts of a rollout to keep: `value`, `final_obs`, `taken`.
     """
     remembers = bool(jax.tree.leaves(actor.carry))
     # Values that depend on the carry are computed in each step; all others at once, after the scan.
@@ -115,6 +115,8 @@ def collect(
         out: dict[str, Any] = {"obs": acted.obs, "action": acted.action, "kept": acted.kept}
         if normalises:
             out["raw_obs"] = raw_obs
+        if "taken" in needs:
+            out["taken"] = taken
         env_state, timestep, resets = env.step_batch(env_keys, env_state, _unfold(env, taken), resets)
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
@@ -152,6 +154,7 @@ def collect(
         valid=~waiting(actor.episodes.over, done, env.num_agents) if env.num_agents > 1 else (),
         final_value=final_value,
         final_obs=final_obs if needs_final_obs else (),
+        taken=out.get("taken", ()),
     )
     last = actor._replace(env_state=env_state, resets=resets, obs=last_obs, reset=done[-1], carry=carry)
     raw_obs = out.get("raw_obs", out["obs"])
@@ -186,6 +189,7 @@ class Trajectory(NamedTuple):
     final_value: Any
     """float32 `[T, N]` or `[1, N]`: value of the observation before a reset; used only where an episode is done."""
     final_obs: Any
+    taken: Any = ()
 
 
 def collected(
@@ -225,6 +229,7 @@ def collected(
         valid=valid,
         carry=before.carry,
         final_obs=trajectory.final_obs,
+        taken=trajectory.taken,
         extras=extras or (),
     )
     episodes, finished = follow_episodes(before.episodes, reward, done, valid, num_agents)

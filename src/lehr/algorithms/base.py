@@ -17,14 +17,16 @@ schedules, logs, checkpoints and evaluation then work without further code. A fi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from lehr import networks
+from lehr import networks, rewards
 from lehr.algorithms.settings import Settings
 from lehr.maths.distributions import Distribution
 from lehr.maths.optimise import Optimiser, optimiser
@@ -40,12 +42,32 @@ class Algorithm(ABC):
     NetworkConfig: ClassVar[type] = networks.NetworkConfig
     """The settings of its networks."""
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
-    """The optional parts of a rollout that it uses: `value` (with `next_value`), `final_obs`. Others are not stored."""
+    """The optional parts of a rollout that it uses: `value` (with `next_value`), `final_obs`, `taken`. Others are not
+    stored."""
     needs_behind: ClassVar[frozenset[str] | None] = None
     """The same for rollouts whose policy may be behind the learner's, where that differs."""
+    reward_model: ClassVar[type[rewards.RewardModel]] = rewards.EnvironmentReward
+    """The reward model that it brings. Its `Config` then inherits from the reward model's, so that the settings of both
+    are one class. By default the user chooses one with the setting `reward_model`."""
 
     config: Any
     """An instance of its `Config`."""
+
+    decided_by: ClassVar[tuple[str, ...]] = ()
+    """Names of the settings that `variant` reads."""
+
+    @classmethod
+    def variant(cls, settings: Mapping[str, Any]) -> type["Algorithm"]:
+        """Return the class for these settings, by name and perhaps as texts: itself, unless one of them chooses it."""
+        return cls
+
+    @classmethod
+    def trial_settings(cls, spaces: Spaces, folder: Path) -> dict[str, Any]:
+        """Return settings without which it cannot be trained on an environment with these spaces; for tests.
+
+        Files that they name are written to the folder. The rewards must be the environment's.
+        """
+        return {}
 
     @classmethod
     @abstractmethod

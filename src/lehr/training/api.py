@@ -169,7 +169,7 @@ def load(
     if isinstance(env, str) and env != saved["env"]:
         saved |= {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
-    plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env)
+    plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
     state, _ = restore(directory, plan)
     result = _result(plan, directory, state)
     lost = {name: value for name, value in saved.items() if _has_placeholder(value)}
@@ -240,8 +240,7 @@ def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) ->
             "all of them; pass the settings to change by name."
         )
     given = {config.underscored(name): value for name, value in settings.items()}
-    reward_model = given.get("reward_model", saved.get("reward_model", "environment"))
-    return config.merge(settings_classes(algorithm, reward_model), saved, settings)
+    return config.merge(settings_classes(algorithm, saved | given), saved, settings)
 
 
 def _without_placeholders(saved: dict[str, Any]) -> dict[str, Any]:
@@ -283,12 +282,11 @@ def _fork(
     env: AnyEnvironment | None,
 ) -> Plan:
     """Plan a new run that starts from another run's state, with changed settings."""
-    old = make_plan(algorithm, _without_placeholders(saved), env)
+    old = make_plan(algorithm, _without_placeholders(saved), env, loads=False)
     state, meta = restore(origin, old)
     plan = make_plan(algorithm, _changed(algorithm, saved, settings), env)
     # Controllers restart, since they may differ, and the key comes from the fork's own seed.
-    state = state._replace(
-        coefficients=plan.state.coefficients,
+    state = state.completed(plan.state)._replace(
         controllers=plan.state.controllers,
         rejected=jnp.uint32(0),
         key=plan.state.key,
@@ -318,6 +316,8 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, saved in {directory.path}")
+    if plan.loaded.summary:
+        loop.say(plan.loaded.summary)
     data = plan.state.learner.memory, plan.state.reward_model.memory
     if plan.run.checkpoint_replay == "off" and jax.tree.leaves(data):
         loop.warn(

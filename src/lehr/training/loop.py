@@ -51,7 +51,7 @@ def restore(
             learner=plan.program.algorithm.forget(saved.learner),
             reward_model=plan.program.reward_model.forget(saved.reward_model),
         )
-    return saved._replace(coefficients=plan.state.coefficients), meta
+    return saved.completed(plan.state), meta
 
 
 class Loop:
@@ -84,6 +84,7 @@ class Loop:
                     f"total_steps is {plan.run.total_steps}, but '{directory.path}' has already made "
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
+            self._report_changed(dict(meta.get("data", {})))
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
             if meta.get("without_memory"):
                 self.warn(
@@ -143,6 +144,17 @@ class Loop:
             self.say(text)
         else:
             logging.getLogger("lehr").warning(text)
+
+    def _report_changed(self, before: dict[str, str]) -> None:
+        """Warn if the data that a resumed run loads is not what it learned from before."""
+        now = dict(self.plan.loaded.sources)
+        for name in sorted({*before, *now}):
+            old, new = before.get(name, "none")[:12], now.get(name, "none")[:12]
+            if old != new:
+                self.warn(
+                    f"The data '{name}' changed since the last checkpoint (SHA-256 {old} before, {new} now): the run "
+                    "goes on with what it finds now, so it is not the run that it would have been."
+                )
 
     def run(self) -> TrainState:
         """Run all chunks until the run ends or stops, and return the last state."""
@@ -291,6 +303,8 @@ class Loop:
         }
         if self.thinning.waiting:
             meta["waiting"] = self.thinning.waiting
+        if self.plan.loaded.sources:
+            meta["data"] = dict(self.plan.loaded.sources)
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
             self.directory.checkpoints,

@@ -28,9 +28,9 @@ from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
-from lehr.training.program import Program, assemble
+from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.host import complete
-from lehr.types import TrainState
+from lehr.types import Loaded, TrainState
 
 ACTORS = ("none", "threads", "processes", "ray")
 
@@ -124,6 +124,8 @@ class Plan:
     env: AnyEnvironment
     program: Program
     state: TrainState
+    loaded: Loaded
+    """The data of the reward model."""
 
     @property
     def mapping(self) -> dict[str, Any]:
@@ -161,23 +163,32 @@ class Plan:
         return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
 
 
-def settings_classes(algorithm: Any, reward_model: Any = "environment") -> list[type]:
-    """Return the classes whose fields are the settings of a run, in one namespace."""
-    return [RunConfig, *algorithms.settings_of(algorithm), rewards.find(reward_model).Config]
+def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) -> list[type]:
+    """Return the classes whose fields are the settings of a run, in one namespace.
+
+    Args:
+        algorithm: its name, `module:Name`, or its class.
+        settings: the user's settings by name, some of which choose others: the reward model, a variant.
+    """
+    given = {config.underscored(name): value for name, value in (settings or {}).items()}
+    found, model = algorithms.find(algorithm, given), rewards.find(given.get("reward_model", "environment"))
+    check_reward_model(found, model)
+    return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
-def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
+def make_plan(
+    algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None, loads: bool = True
+) -> Plan:
     """Parse the settings and assemble the run.
 
     Args:
         algorithm: its name, `module:Name`, or its class.
         settings: by name, as the user gave them.
         env: the environment, if it is not given by name.
+        loads: whether to load the data of the reward model, which training needs.
     """
     use_compilation_cache()
-    given = {config.underscored(name): value for name, value in settings.items()}
-    reward_model = rewards.find(given.get("reward_model", "environment"))
-    classes = [RunConfig, *algorithms.settings_of(algorithm), reward_model.Config]
+    classes = settings_classes(algorithm, settings)
     run, algorithm_config, network, reward_config = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
     name = algorithms.name_of(algorithm)
@@ -211,12 +222,17 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
             made = ActionRepeat(made, run.action_repeat)
         if run.frame_stack > 1:
             made = _stacked(made, run.frame_stack)
+    found = algorithms.find(algorithm, {config.underscored(key): value for key, value in settings.items()})
+    reward_model = rewards.find(run.reward_model)
+    loaded = Loaded()
+    if loads:
+        loaded = build_reward_model(found, algorithm_config, made, reward_model, reward_config).load()
     program, state = assemble(
-        algorithm, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config
+        found, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config, loaded
     )
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
-    return Plan(name, run, algorithm_config, network, reward_config, made, program, state)
+    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded)
 
 
 def _stacked(env: Environment, count: int) -> Environment:

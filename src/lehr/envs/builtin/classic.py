@@ -33,6 +33,11 @@ def _wrap_angle(angle: jax.Array) -> jax.Array:
     return angle - 2 * np.pi * jnp.round(angle / (2 * np.pi))
 
 
+def _stopped(place: jax.Array, speed: jax.Array, limit: float) -> tuple[jax.Array, jax.Array]:
+    """Stop what moves beyond a limit there."""
+    return jnp.clip(place, -limit, limit), jnp.where(jnp.abs(place) > limit, 0.0, speed)
+
+
 class CartPoleState(NamedTuple):
     """Position in metres, angle in radians, and their rates."""
 
@@ -55,6 +60,9 @@ class CartPole(Environment):
         x'' = a − m_p l θ'' cos θ / (m_c + m_p)
 
     integrated with explicit Euler steps. The initial state is uniform in [−0.05, 0.05]⁴.
+
+    With `terminates=False` an episode runs to its time limit, so that its length says nothing about how good it was:
+    beyond the limits the reward is 0, and at twice the limits the cart stops at walls and the pole rests on stops.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -66,6 +74,7 @@ class CartPole(Environment):
     time_step: float = 0.02
     position_limit: float = 2.4
     angle_limit: float = 12 * np.pi / 180
+    terminates: bool = True
 
     @property
     def observation_space(self) -> Box:
@@ -101,7 +110,13 @@ class CartPole(Environment):
             angular_velocity + self.time_step * angular_acceleration,
         )
         fallen = (jnp.abs(state.position) > self.position_limit) | (jnp.abs(state.angle) > self.angle_limit)
-        return state, _timestep(_vector(*state), 1.0, fallen)
+        if self.terminates:
+            return state, _timestep(_vector(*state), 1.0, fallen)
+        state = CartPoleState(
+            *_stopped(state.position, state.velocity, 2 * self.position_limit),
+            *_stopped(state.angle, state.angular_velocity, 2 * self.angle_limit),
+        )
+        return state, _timestep(_vector(*state), jnp.where(fallen, 0.0, 1.0), False)
 
 
 @register("CartPole-Hidden-v1", max_steps=500)
