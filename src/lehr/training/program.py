@@ -121,6 +121,8 @@ def assemble(
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
     built, params = builder(algorithm, prepared, settings, network_config)(derive(key, "network"))
+    if reward_settings is None and reward_model is not EnvironmentReward:
+        reward_settings = reward_model.Config()
     model = build_reward_model(type(built), settings, prepared, reward_model, reward_settings)
     program = Program(prepared, built, model)
     _check_sizes(program, params)
