@@ -50,7 +50,7 @@ class Reinforce(ActorCriticAlgorithm):
 
         gradients, metrics = jax.grad(loss, has_aux=True)(learner.params)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit, coef)
         return Learner(step.params, step.state), metrics
 
 

@@ -1,30 +1,34 @@
 """Lehr: reinforcement learning in JAX where every coefficient is a schedule.
 
-The names below are the public API. The trainer is imported when it is first used, so that `import lehr` for its
-schedules alone stays light.
+The names below are the public API. Each is imported when it is first used, so that `import lehr` for its schedules
+alone stays light, and Ctrl-C while the command line starts does not show a traceback.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from lehr.errors import InputError
-from lehr.schedules import Schedule, schedule
 
 if TYPE_CHECKING:
     from lehr import envs
     from lehr.acting.evaluation import evaluate
+    from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
+    from lehr.schedules import Schedule, schedule
     from lehr.training.api import Result, load, resume, train
 
 __version__ = "0.1.0.dev0"
 
 _LATER = {
     "Result": "lehr.training.api",
+    "Schedule": "lehr.schedules",
     "evaluate": "lehr.acting.evaluation",
     "load": "lehr.training.api",
+    "record": "lehr.acting.recording",
     "resolve_coefficient": "lehr.algorithms.vocabulary",
     "resolve_entropy_coefficient": "lehr.algorithms.vocabulary",
     "resume": "lehr.training.api",
+    "schedule": "lehr.schedules",
     "train": "lehr.training.api",
 }
 
@@ -36,6 +40,7 @@ __all__ = [
     "envs",
     "evaluate",
     "load",
+    "record",
     "resolve_coefficient",
     "resolve_entropy_coefficient",
     "resume",
@@ -45,8 +50,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "envs":
-        return importlib.import_module("lehr.envs")
+    if name in ("envs", "schedules"):
+        return importlib.import_module(f"lehr.{name}")
     if name in _LATER:
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'lehr' has no attribute {name!r}")

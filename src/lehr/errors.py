@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 MOST_LISTED = 60
 """The maximum number of known names to list."""
@@ -26,7 +27,7 @@ def closest(given: str, known: Iterable[str]) -> str:
     >>> closest("spline", map(str, range(100)))[-15:]
     ' 59 and 40 more'
     """
-    words = list(known)
+    words, given = list(known), shortened(given)
     match = [word for word in words if word.startswith(given)]
     match = match or difflib.get_close_matches(given, words, n=1, cutoff=0.7)
     if match:
@@ -43,3 +44,16 @@ def shortened(text: str, most: int = 80) -> str:
     """
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def quoted(thing: Any, most: int = 80) -> str:
+    """What the user gave, as an error message quotes it: its `repr`, shortened, whatever it is.
+
+    >>> quoted("cosin"), quoted([0.5, 1]), quoted(10**5000)
+    ("'cosin'", '[0.5, 1]', 'a whole number of 16610 bits')
+    """
+    try:
+        return shortened(repr(thing), most)
+    except Exception:  # Python does not print an integer of more than 4300 digits, and a user's class may fail
+        is_integer = isinstance(thing, int)
+        return f"a whole number of {thing.bit_length()} bits" if is_integer else f"an object of type {type(thing)}"

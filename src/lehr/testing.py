@@ -3,10 +3,11 @@
 Lehr's own algorithms are held to the same checks. For environments there is `lehr.envs.check_env`.
 """
 
+import contextlib
 import inspect
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,12 @@ from lehr.config.fields import MISSING
 from lehr.envs import AutoReset, Environment, TimeLimit
 from lehr.envs.builtin.probes import TIME_LIMIT, PolicyReward
 from lehr.errors import InputError
-from lehr.rewards import EnvironmentReward
-from lehr.rewards.base import NoSettings
 from lehr.schedules import coefficient_schedule, env_steps, schedule
 from lehr.schedules.bundle import Coefficients, bundle, population
 from lehr.spaces import Box, Discrete, MultiDiscrete, Space, Spaces
 from lehr.training import checkpoint
 from lehr.training.iteration import iteration
-from lehr.training.program import Program, builder, initial_state
+from lehr.training.program import Program, build_reward_model, builder, initial_state
 from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Key, Learner, PyTree, Timestep, TrainState, derive
 
@@ -41,6 +40,10 @@ SMALL: dict[str, Any] = {
     "minibatches": 2,
     "hidden_sizes": (16,),
     "recurrent_size": 8,
+    "batch_size": 8,
+    "batch_length": 8,
+    "train_ratio": 1.0,
+    "prefill": 64,
 }
 """Sizes to check with, for algorithms that have such settings: compiling takes most of the time."""
 
@@ -65,7 +68,7 @@ def check_algorithm(algorithm: Any, *, learns: bool = False, **settings: Any) ->
     A test of an algorithm is one line, `assert check_algorithm(MyAlgorithm) == []`.
     """
     try:
-        found = algorithms.find(algorithm)
+        found = algorithms.find(algorithm, settings)
     except InputError as error:
         return [str(error)]
     if problems := _declaration(found):
@@ -138,6 +141,8 @@ class Case(NamedTuple):
     varied: dict[str, tuple[float, float, float]]
     """By coefficient: its start, its end, and the least that it may be."""
     build: Callable[[Key], Any]
+    data: PyTree
+    """What its reward model loads."""
 
     @property
     def total_steps(self) -> int:
@@ -157,7 +162,8 @@ class Case(NamedTuple):
         """A first state."""
         key = jax.random.key(seed)
         params = self.build(derive(key, "network"))[1]
-        return jax.jit(partial(initial_state, self.program), compiler_options=_quickly())(coefficients, params, key)
+        begin = jax.jit(partial(initial_state, self.program), compiler_options=_quickly())
+        return begin(coefficients, params, key, self.data)
 
 
 # The settings --------------------------------------------------------------------------------------------------------
@@ -269,17 +275,29 @@ def _cases(found: type[Algorithm], given: dict[str, Any]) -> tuple[dict[str, Cas
 
 
 def _case(found: type[Algorithm], env: Environment, given: dict[str, Any]) -> Case:
-    settings, network = _settings(found, given, SMALL)
+    prepared = AutoReset(env)
+    with _trial(found, prepared) as trial:
+        return _case_with(found, prepared, given, {**SMALL, **trial})
+
+
+@contextlib.contextmanager
+def _trial(found: type[Algorithm], env: AutoReset) -> Iterator[dict[str, Any]]:
+    """The settings without which the algorithm cannot be trained, while the files that they name exist."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield found.trial_settings(Spaces(env.observation_space, env.action_space), Path(folder))
+
+
+def _case_with(found: type[Algorithm], prepared: AutoReset, given: dict[str, Any], below: dict[str, Any]) -> Case:
+    settings, network = _settings(found, given, below)
     described = [field for field in config.describe(found.Config) if field.is_coefficient]
     chosen = {field.name: _varied(field, getattr(settings, field.name)) for field in described}
     # Coefficients that are none are switched on, if the algorithm allows all of them at once.
     on = {name: start for name, (start, _, _) in chosen.items() if getattr(settings, name) is None}
     try:
-        settings = _settings(found, {**given, **on}, SMALL)[0]
+        settings = _settings(found, {**given, **on}, below)[0]
     except InputError:
         chosen = {name: ends for name, ends in chosen.items() if name not in on}
     varied = {name: ends for name, ends in chosen.items() if name not in settings.unused}
-    prepared = AutoReset(env)
     build = builder(found, prepared, settings, network)
     built, again = (build(jax.random.key(seed))[0] for seed in range(2))
     if hash(built) != hash(again) or built != again:
@@ -287,9 +305,8 @@ def _case(found: type[Algorithm], env: Environment, given: dict[str, Any]) -> Ca
             "two algorithms with the same settings differ, so each would be compiled: make it a dataclass(frozen=True) "
             "without arrays"
         )
-    spaces = Spaces(prepared.observation_space, prepared.action_space)
-    program = Program(prepared, built, EnvironmentReward.build(spaces, NoSettings()))
-    return Case(found.__name__, program, settings, varied, build)
+    program = Program(prepared, built, build_reward_model(found, settings, prepared))
+    return Case(found.__name__, program, settings, varied, build, program.reward_model.load().data)
 
 
 def _traced(case: Case) -> list[str]:
@@ -298,7 +315,7 @@ def _traced(case: Case) -> list[str]:
     coefficients = bundle(case.schedules())
 
     def begin(key: Key) -> TrainState:
-        return initial_state(program, coefficients, case.build(key)[1], key)
+        return initial_state(program, coefficients, case.build(key)[1], key, case.data)
 
     def learn(state: TrainState) -> Any:
         rollout = program.collected_shapes(state.learner.params, state.observation_statistics, state.actor).rollout
@@ -406,7 +423,7 @@ def _resumed(advance: Callable, state: TrainState, after: TrainState, rows: np.n
                 saved, _, _ = checkpoint.newest(Path(place), state.saved)
             except Exception as error:
                 return [_raised("Saving the state to a checkpoint and loading it", error)]
-            resumed = saved._replace(coefficients=state.coefficients)
+            resumed = saved.completed(state)
     if _identical(resumed.saved, after.saved) and np.concatenate(pieces).tobytes() == rows.tobytes():
         return []
     return [
@@ -489,16 +506,17 @@ def _learned(found: type[Algorithm], cases: dict[str, Case], given: dict[str, An
         return []
     rates = {field.name: "0.02 -> 0" for field in config.describe(found.Config) if "learning_rate" in field.name}
     probe = {"num_envs": 16, "entropy_coef": 0.0, "discount": 0.7, "initial_log_std": -1.0, **rates}
-    settings, network = _settings(found, given, {**SMALL, **probe})
     env = AutoReset(TimeLimit(PolicyReward(continuous="discrete" not in cases), TIME_LIMIT))
     key = jax.random.key(0)
-    built, params = builder(found, env, settings, network)(derive(key, "network"))
-    spaces = Spaces(env.observation_space, env.action_space)
-    program = Program(env, built, EnvironmentReward.build(spaces, NoSettings()))
+    with _trial(found, env) as trial:
+        settings, network = _settings(found, given, {**SMALL, **probe, **trial})
+        built, params = builder(found, env, settings, network)(derive(key, "network"))
+        program = Program(env, built, build_reward_model(found, settings, env))
+        data = program.reward_model.load().data
     coefficients = config.coefficients(settings, LEARNING_UPDATES * program.steps_per_update)
     used = bundle({name: one for name, one in coefficients.items() if name not in settings.unused})
     try:
-        state = jax.jit(partial(initial_state, program))(used, params, key)
+        state = jax.jit(partial(initial_state, program))(used, params, key, data)
         names = metric_names(program, state)
         train = jax.jit(partial(chunk, program, LEARNING_UPDATES), compiler_options=_quickly())
         state, rows = train(state, jnp.int32(LEARNING_UPDATES))

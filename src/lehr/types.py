@@ -3,12 +3,19 @@
 Axes: `T` steps of a rollout, `N` environments times agents, `A` agents of one environment.
 """
 
+import contextlib
+import functools
+import math
+import os
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from lehr.errors import InputError
 
 Key = jax.Array
 """A typed PRNG key, as returned by `jax.random.key`."""
@@ -72,6 +79,9 @@ class Rollout(NamedTuple):
     final_obs: Any = ()
     """Leaves `[T, N, ...]`: the observation after each step, before any reset, normalised if the run normalises; `()`
     if the algorithm does not need it."""
+    taken: Any = ()
+    """Leaves `[T, N, ...]`: the action as the environment took it, squashed or clipped to its space; `()` if nobody
+    needs it."""
     extras: Any = ()
     """What else `act` stored of each step, by name, leaves `[T, N, ...]`; `()` if nothing."""
 
@@ -89,6 +99,20 @@ class Learner(NamedTuple):
     memory: PyTree = ()
     """Data: stored rollouts, a replay buffer. It may be gigabytes, because it is never checked for non-finite values:
     what a non-finite update wrote into it stays, so keep a counter of its valid entries in `auxiliary`."""
+    data: PyTree = ()
+    """What was loaded from outside, demonstrations for example. It is never changed and never saved: a resumed run
+    loads it again."""
+
+
+class Loaded(NamedTuple):
+    """What a run loads from outside before it starts."""
+
+    data: PyTree = ()
+    """Goes to `Learner.data`."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """The name of each file or data set, and its SHA-256; a resumed run reports those that changed."""
+    summary: str = ""
+    """What was loaded, in one sentence for the user."""
 
 
 class Actor(NamedTuple):
@@ -104,6 +128,8 @@ class Actor(NamedTuple):
     """Leaves `[N, ...]`: the network's recurrent state."""
     episodes: PyTree
     """`lehr.acting.rollout.RunningEpisodes`, `[N]` each."""
+    resets: PyTree = ()
+    """`lehr.envs.wrappers.ResetPool`, or `()` if every environment computes its own resets."""
 
 
 class TrainState(NamedTuple):
@@ -135,8 +161,22 @@ class TrainState(NamedTuple):
 
     @property
     def saved(self) -> "TrainState":
-        """The part that a checkpoint stores; coefficients are in the config instead, where they can be changed."""
-        return self._replace(coefficients=())
+        """The part that a checkpoint stores.
+
+        Coefficients are in the config instead, where they can be changed, and data is where it was loaded from.
+        """
+        return self._with(coefficients=(), data=((), ()))
+
+    def completed(self, other: "TrainState") -> "TrainState":
+        """Return this saved part together with the parts of another state that are not saved."""
+        return self._with(other.coefficients, (other.learner.data, other.reward_model.data))
+
+    def _with(self, coefficients: PyTree, data: tuple[PyTree, PyTree]) -> "TrainState":
+        return self._replace(
+            coefficients=coefficients,
+            learner=self.learner._replace(data=data[0]),
+            reward_model=self.reward_model._replace(data=data[1]),
+        )
 
     @property
     def acting(self) -> PyTree:
@@ -184,3 +224,28 @@ def check_same_shape(**arrays: jax.Array) -> None:
     if len({array.shape for array in arrays.values()}) > 1:
         given = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
         raise ValueError(f"{given} must have the same shape; reshape or squeeze those that differ.")
+
+
+def check_fits(what: str, advice: str, **shapes: PyTree) -> None:
+    """Raise an error if arrays of these shapes need more memory than there is; nothing is allocated.
+
+    >>> check_fits("The network", "choose smaller layers", weights=jax.ShapeDtypeStruct((10**7, 10**7), jnp.float32))
+    Traceback (most recent call last):
+    lehr.errors.InputError: The network needs 372529 GiB of memory, but there are only ...; choose smaller layers.
+    """
+    need, room = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)), memory_size()
+    if need > room:
+        sizes = f"{need / 2**30:.0f} GiB of memory, but there are only {room / 2**30:.0f} GiB"
+        raise InputError(f"{what} needs {sizes}; {advice}.")
+
+
+@functools.cache
+def memory_size() -> int:
+    """The memory of one device in bytes: of the GPU if there is one, otherwise what this process may use."""
+    device = jax.local_devices()[0]
+    if device.platform != "cpu" and (stats := device.memory_stats()) and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # the limit of a container: a number, or "max"
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(sizes)

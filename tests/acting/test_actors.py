@@ -402,6 +402,28 @@ def test_an_environment_that_fails_in_an_actor_stops_the_run_with_a_sentence(kin
     assert not _children("lehr-actor")
 
 
+@pytest.mark.parametrize(
+    ("kind", "fault", "sentence"),
+    [
+        ("threads", "exits", r"Breaking-v0 failed in step \(SystemExit: 3\)"),
+        ("threads", "interrupts", r"Breaking-v0 failed in step \(KeyboardInterrupt\)"),
+        ("threads", "hangs", "Breaking-v0 did not answer step within step_timeout=1 seconds"),
+        pytest.param("processes", "exits", r"Breaking-v0 failed in step \(SystemExit: 3\)", marks=pytest.mark.slow),
+    ],
+)
+def test_an_environment_that_exits_or_hangs_in_an_actor_stops_the_run(kind, fault, sentence, train):
+    env = {"env_parameters": {"fault": fault, "every": True, "after": 20}}
+    with pytest.raises(RunFailed, match=sentence):
+        train(TASKS + "Breaking-v0", actors=kind, total_steps=10_000, step_timeout=1, **env)
+
+
+def test_whatever_ends_the_thread_of_an_actor_ends_the_run(pool):
+    made, _ = pool({0: [None, SystemExit(3)]})
+    made.start(weights(0))
+    with pytest.raises(SystemExit):
+        [made.take() for _ in range(500)]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_actor_that_is_killed_is_replaced_and_the_run_ends_well(train, caplog):

@@ -1,8 +1,12 @@
 """What the tests of algorithms share: small settings, small environments, and programs that are compiled once."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -11,9 +15,9 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
-from lehr.config import build
-from lehr.envs import Environment
-from lehr.spaces import Box, Discrete, MultiDiscrete
+from lehr.config import build, describe
+from lehr.envs import Environment, make
+from lehr.spaces import Box, Discrete, MultiDiscrete, Spaces
 from lehr.training.program import Program, assemble
 from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Timestep, TrainState
@@ -21,8 +25,17 @@ from lehr.types import Timestep, TrainState
 MOST = 400
 """The longest run in one call, in updates."""
 
-SETTINGS: dict[str, Any] = {"num_envs": 8, "horizon": 8, "hidden_sizes": (16,), "recurrent_size": 8}
-"""Small, for all algorithms; what an algorithm needs besides is below, under its name."""
+SETTINGS: dict[str, Any] = {
+    "num_envs": 8,
+    "horizon": 8,
+    "hidden_sizes": (16,),
+    "recurrent_size": 8,
+    "batch_size": 8,
+    "batch_length": 8,
+    "train_ratio": 1.0,
+    "prefill": 64,
+}
+"""Small, for all algorithms that have such settings; what an algorithm needs besides is below, under its name."""
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {"epochs": 2, "minibatches": 2},
@@ -45,6 +58,8 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 """What an algorithm calls its learning rate, where that has another name."""
 
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
+    "a2c": {"optimiser": "adamw"},
+    "impala": {"optimiser": "adamw"},
     "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
     "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
 }
@@ -64,6 +79,14 @@ class Run(NamedTuple):
 
 
 @cache
+def _files(spaces: Spaces) -> str:
+    """A folder for what an algorithm needs on disk to be tried: the same for the same spaces, so that programs are."""
+    folder = tempfile.mkdtemp(prefix="lehr-trial-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
 def _compiled(program: Program) -> Callable:
     """The chunk of a program. The state is not donated: a test may look at it again."""
     return jax.jit(partial(chunk, program, MOST), compiler_options=QUICKLY)
@@ -72,15 +95,30 @@ def _compiled(program: Program) -> Callable:
 _names: dict[Any, tuple[str, ...]] = {}
 
 
+def small(algorithm: str) -> dict[str, Any]:
+    """The settings of a small run of an algorithm, as far as it has them."""
+    known = _known(algorithm)
+    return {name: value for name, value in SETTINGS.items() if name in known} | MORE_SETTINGS.get(algorithm, {})
+
+
+def _known(algorithm: str) -> set[str]:
+    return {field.name for cls in algorithms.settings_of(algorithm) for field in describe(cls)}
+
+
 def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
-    given = {**SETTINGS, **MORE_SETTINGS.get(algorithm, {}), **settings}
+    given = {**small(algorithm), **settings}
+    if "torso" not in _known(algorithm):  # its memory is its own
+        given.pop("torso", None)
     if "learning_rate" in given:
         given[RATES.get(algorithm, "learning_rate")] = given.pop("learning_rate")
     return build(algorithms.settings_of(algorithm), given)
 
 
 def _begin(algorithm: str, env: str | Environment, total_steps: int = 10_000, seed: int = 0, **settings: Any) -> Run:
-    config, network_config = _configs(algorithm, settings)
+    made = make(env)
+    spaces = Spaces(made.observation_space, made.action_space)
+    trial = algorithms.find(algorithm).trial_settings(spaces, Path(_files(spaces)))
+    config, network_config = _configs(algorithm, {**trial, **settings})
     return Run(*assemble(algorithm, env, config, network_config, total_steps, seed), metrics={})
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr.maths.minibatches import prioritised
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete, MultiDiscrete
 from lehr.types import Rollout
@@ -104,6 +105,12 @@ def of_actions(log_probs, rollout):
     return np.take_along_axis(log_probs, np.asarray(rollout.action)[..., None], -1)[..., 0]
 
 
+def next_values(rollout, values):
+    """The values that follow: inside an episode those of the learner, else those in the rollout."""
+    follows = jnp.concatenate([values[1:], rollout.next_value[-1:]])
+    return jnp.where(rollout.done, rollout.next_value, follows)
+
+
 def numpy_gae(rollout, discount, gae_lambda, rho=None, c=None):
     """Advantages and value targets by a loop from the end; with ratios, those of V-trace."""
     reward, value, next_value, terminated, done = (
@@ -117,6 +124,24 @@ def numpy_gae(rollout, discount, gae_lambda, rho=None, c=None):
         following = error + discount * gae_lambda * c[t] * (1 - done[t]) * following
         advantages[t] = following
     return advantages, advantages + value
+
+
+def inclusion(p: np.ndarray, size: int) -> np.ndarray:
+    """min(1, c p), with c found by bisection, so that they sum to the size."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.minimum(1, middle * p).sum() < size else (low, middle)
+    return np.minimum(1, high * p)
+
+
+def drawn(step, steps, priorities, exponent, beta, size):
+    """The segments of one of an update's minibatches, as the key decides, and their weights, from their formula."""
+    draw_key, _ = jax.random.split(jax.random.key(0))  # the key of `learned_from`
+    key = jax.random.split(draw_key, steps)[step]
+    indices = np.asarray(prioritised(key, jnp.float32(priorities), exponent, beta, 1, size, False)[0][0])
+    powers = priorities**exponent
+    return indices, (size / len(powers) / inclusion(powers / powers.sum(), size))[indices] ** beta
 
 
 # What must hold ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import lehr
 from lehr import algorithms
 from lehr.algorithms.vocabulary import resolve_entropy_coefficient
 from lehr.cli import main
-from tests.algorithms.conftest import MORE_SETTINGS, SETTINGS
+from tests.algorithms.conftest import SETTINGS, small
 
 UPDATES = 8
 STEPS = SETTINGS["num_envs"] * SETTINGS["horizon"]
@@ -22,8 +22,7 @@ def flag(name, value):
 
 
 def trained(algorithm, folder, *flags):
-    small = {**SETTINGS, "hidden_sizes": 8, **MORE_SETTINGS.get(algorithm, {})}
-    words = [flag(name.replace("_", "-"), value) for name, value in small.items()]
+    words = [flag(name.replace("_", "-"), value) for name, value in {**small(algorithm), "hidden_sizes": 8}.items()]
     given = ["--env=CartPole-v1", f"--total-steps={TOTAL}", f"--run-dir={folder}", *QUIET, *words, *flags]
     assert main(["train", algorithm, *given]) == 0
     return lehr.load(folder)

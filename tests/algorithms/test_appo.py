@@ -17,6 +17,7 @@ from tests.algorithms.rollouts import (
     lived,
     made_up,
     network_of,
+    next_values,
     of_actions,
     outputs,
 )
@@ -66,10 +67,9 @@ def test_the_losses_are_those_of_their_formulas():
     log_prob, target_log_prob = of_actions(log_probs, rollout), of_actions(target_log_probs, rollout)
     behaviour = np.asarray(rollout.log_prob)
     # V-trace is tested against NumPy elsewhere; here it is what it is given that counts.
-    targets, advantages = (
-        np.asarray(x)
-        for x in vtrace_of(rollout, jnp.float32(values), jnp.float32(target_log_prob - behaviour), values_of(COEF))
-    )
+    known, log_ratio = jnp.float32(values), jnp.float32(target_log_prob - behaviour)
+    found = vtrace_of(rollout, known, next_values(rollout, known), log_ratio, values_of(COEF))
+    targets, advantages = (np.asarray(x) for x in found)
     ratio = np.exp(log_prob - target_log_prob)
     assert (np.abs(ratio - 1) > 0.2).mean() > 0.1
     clipped = np.clip(ratio, 0.8, 1.2)
@@ -97,8 +97,7 @@ def test_without_lag_and_clips_it_is_ppo():
     sizes = {"epochs": 2, "minibatches": 2, "optimiser": "adam"}
     rollout = lived()
     values = jnp.float32(outputs()[1])
-    follows = jnp.concatenate([values[1:], rollout.next_value[-1:]])
-    rollout = rollout._replace(value=values, next_value=jnp.where(rollout.done, rollout.next_value, follows))
+    rollout = rollout._replace(value=values, next_value=next_values(rollout, values))
     learner, _ = learn(algorithm_of(**sizes), rollout, **coef)
     other = ppo.Algorithm(ppo.Config(max_grad_norm=None, **sizes), network_of()[0])
     expected, _ = compiled(other)(

@@ -7,6 +7,7 @@ import pytest
 
 from lehr.acting.rollout import collect
 from lehr.algorithms import impala
+from lehr.envs import TimeLimit, make
 from lehr.errors import InputError
 from lehr.maths.advantages import advantages_of, vtrace_of
 from lehr.training.iteration import iteration
@@ -16,6 +17,7 @@ from tests.algorithms.rollouts import (
     lived,
     made_up,
     network_of,
+    next_values,
     of_actions,
     outputs,
 )
@@ -95,7 +97,8 @@ def test_the_step_is_the_gradient_of_a_loss_whose_advantages_and_targets_are_dat
     rollout, coef = made_up(), {name: jnp.float32(value) for name, value in COEF.items()}
     _, policy, values = network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
     log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
-    targets, advantages = (np.asarray(x) for x in vtrace_of(rollout, values, log_ratio, coef))
+    follows = next_values(rollout, values)
+    targets, advantages = (np.asarray(x) for x in vtrace_of(rollout, values, follows, log_ratio, coef))
 
     def loss(params):
         _, policy, values = network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
@@ -110,10 +113,10 @@ def test_the_step_is_the_gradient_of_a_loss_whose_advantages_and_targets_are_dat
 def test_without_lag_and_clips_it_is_gae_with_a_lambda_of_one():
     rollout = lived()
     coef = {**COEF, **ENDLESS, "gae_lambda": 1.0}
-    targets, advantages = vtrace_of(rollout, rollout.value, jnp.zeros_like(rollout.value), coef)
     # Inside a made-up rollout no value follows from the one before: the real next values are the values themselves.
-    follows = jnp.concatenate([rollout.value[1:], rollout.next_value[-1:]])
-    real = rollout._replace(next_value=jnp.where(rollout.done, rollout.next_value, follows))
+    real = rollout._replace(next_value=next_values(rollout, rollout.value))
+    zeros = jnp.zeros_like(rollout.value)
+    targets, advantages = vtrace_of(rollout, rollout.value, real.next_value, zeros, coef)
     expected, returns = advantages_of(real, 0.9, 1.0)
     np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(targets, returns, rtol=1e-5, atol=1e-5)
@@ -123,9 +126,10 @@ def test_advantages_may_be_standardised():
     _, metrics = learn(algorithm_of(standardise_advantages=True), lived(), entropy_coef=0.0)
     log_probs, _ = outputs()
     rollout = lived()
-    values = outputs()[1]
+    values = jnp.float32(outputs()[1])
     coef = {name: jnp.float32(value) for name, value in COEF.items()}
-    _, advantages = vtrace_of(rollout, jnp.float32(values), jnp.zeros_like(rollout.value), coef)
+    zeros = jnp.zeros_like(rollout.value)
+    _, advantages = vtrace_of(rollout, values, next_values(rollout, values), zeros, coef)
     weighed = (advantages - advantages.mean()) / advantages.std()
     expected = -(weighed * of_actions(log_probs, rollout)).mean()
     assert metrics["loss/policy"] == pytest.approx(float(expected), rel=1e-3)
@@ -172,6 +176,78 @@ def test_the_ratios_leave_one_by_more_the_longer_the_lag(algorithm, begin, advan
     assert distances[0] < 1e-6
     assert distances[1] > 1e-3
     assert distances[2] > 1.5 * distances[1]
+
+
+def behind(algorithm, begin, quickly, lag, **settings):
+    """A run after eight updates, in episodes that a time limit cuts, and its next rollout."""
+    env = TimeLimit(make("CartPole-v1"), 5)
+    run = begin(algorithm, env, lag=lag, learning_rate=0.02, num_envs=4, horizon=8, optimiser="adam", **settings)
+    program, state = run.program, run.state
+    advance = jax.jit(lambda state: iteration(program, state)[0], compiler_options=quickly)
+    for _ in range(8):
+        state = advance(state)
+    found = collect(program.env, program.algorithm, state.acting, state.actor, (), 8, jax.random.key(3), program.needs)
+    return program, state, found
+
+
+def by_hand(network, params, collected):
+    """The learner's log probabilities, values and next values, by single steps through the rollout."""
+    rollout, step, value = collected.rollout, jax.jit(network.step), jax.jit(network.value)
+    carry, log_probs, values, follows = rollout.carry, [], [], []
+    for t in range(len(rollout.reward)):
+        carry, policy, here = step(params, carry, rollout.obs[t], rollout.reset[t])
+        log_probs.append(policy.log_prob(rollout.action[t]))
+        values.append(here)
+        follows.append(value(params, carry, rollout.final_obs[t]))
+    # Where the last episode goes on, what follows is what the next rollout starts from.
+    last = value(params, carry, collected.actor.obs)
+    np.testing.assert_allclose(np.where(rollout.done[-1], 0, follows[-1] - last), 0, atol=1e-5)
+    return (np.asarray(x, np.float64) for x in (log_probs, values, follows))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "torso"), [("impala", "mlp"), ("impala", "lstm"), ("appo", "mlp"), ("appo", "gru")]
+)
+def test_all_values_are_those_of_the_learner(algorithm, torso, begin, quickly):
+    """Also of the observations at which the rollout ends or a time limit cuts an episode, as in the paper."""
+    program, state, collected = behind(algorithm, begin, quickly, lag=4, torso=torso)
+    rollout, network, params = collected.rollout, program.algorithm.network, state.learner.params
+    assert np.any(rollout.done & ~rollout.terminated)
+    assert np.any(~rollout.done[-1])
+    log_prob, values, follows = by_hand(network, params, collected)
+    ratio = np.exp(log_prob - np.asarray(rollout.log_prob))
+    targets, advantages = numpy_vtrace(rollout._replace(next_value=follows), values, ratio, COEF)
+    _, _, older_follows = by_hand(network, state.acting, collected)
+    assert np.median(np.abs(older_follows - follows)) > 1e-3
+
+    coef = {name: jnp.float32(value) for name, value in {**COEF, "clip_range": 0.2}.items()}
+    if algorithm == "appo":  # whose target network is the learner's before the update
+        samples, _ = jax.jit(program.algorithm.samples, compiler_options=quickly)(state.learner, rollout, coef)
+        np.testing.assert_allclose(samples.advantage, advantages, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(samples.target, targets, rtol=1e-3, atol=1e-4)
+        return
+    loss = jax.jit(program.algorithm.loss, compiler_options=quickly)
+    _, metrics = loss(params, rollout, coef, jax.random.key(0))
+    expected = {
+        "loss/policy": -(advantages * log_prob).mean(),
+        "loss/value": ((values - targets) ** 2).mean() / 2,
+        "advantage/mean": advantages.mean(),
+        "return/mean": targets.mean(),
+        "value/mean": values.mean(),
+    }
+    assert {name: float(metrics[name]) for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_without_lag_the_values_are_those_of_the_rollout(algorithm, begin, quickly):
+    """The policy that acted is the learner's: its values serve, bit for bit, and no final observations are stored."""
+    program, state, collected = behind(algorithm, begin, quickly, lag=0)
+    rollout, values = collected.rollout, collected.rollout.value
+    assert program.needs == {"value"}
+    assert rollout.final_obs == ()
+    carry = program.algorithm.network.initial_carry((4,))
+    found = program.algorithm.next_values(state.learner.params, rollout, carry, values)
+    np.testing.assert_array_equal(found, rollout.next_value)
 
 
 def test_a_lag_below_zero_is_refused():

@@ -17,6 +17,7 @@ from tests.algorithms.rollouts import (
     assert_step_goes_down,
     assert_steps_not_taken_teach_nothing,
     distance,
+    drawn,
     learned_from,
     lived,
     made_up,
@@ -209,18 +210,30 @@ def test_advantages_are_corrected_by_the_ratios_of_the_current_policy():
 
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_a_prioritised_minibatch_is_weighted_by_the_importance_of_its_segments(advantage):
-    """Without replacement and in one minibatch, all segments are drawn, so that all of it is known."""
-    coef = {**COEF, **VTRACE, "priority_exponent": 0.7, "importance_exponent": 0.6}
-    algorithm = algorithm_of(advantage=advantage, minibatching="prioritised")
+    """Two minibatches of half the segments, and the second is drawn with what the first one found."""
+    coef = {**COEF, **VTRACE, "priority_exponent": 0.7, "importance_exponent": 0.6, "learning_rate": 0.0}
+    algorithm = algorithm_of(advantage=advantage, minibatching="prioritised", minibatches=2)
     _, metrics = learn(algorithm, made_up(), **coef)
     plain = numpy_gae(made_up(), coef["discount"], coef["gae_lambda"])
-    powers = np.abs(plain[0]).sum(0) ** 0.7
-    weights = (SEGMENTS * powers / powers.sum()) ** -0.6
     estimate = plain if advantage == "gae" else vtraced(coef)
-    expected = numpy_losses(made_up(), *outputs(), *estimate, coef, weights=weights)
-    expected["priority/weight"], expected["priority/weight_max"] = weights.mean(), weights.max()
-    assert np.ptp(weights) > 0.2
+    priorities, losses = np.abs(plain[0]).sum(0), []
+    for step in range(2):
+        indices, weights = drawn(step, 2, priorities, 0.7, 0.6, SEGMENTS // 2)
+        part = jax.tree.map(lambda x, chosen=indices: x[:, chosen], made_up()._replace(carry=()))
+        given = (x[:, indices] for x in (*outputs(), *estimate))
+        losses.append(numpy_losses(part, *given, coef, weights=weights))
+        losses[-1] |= {"priority/weight": weights.mean(), "priority/weight_max": weights.max()}
+        priorities[indices] = np.abs(estimate[0]).sum(0)[indices]
+        assert np.ptp(weights) > 0.1
+    expected = {name: (losses[0][name] + losses[1][name]) / 2 for name in losses[0]}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_a_minibatch_of_all_segments_has_no_weights_to_correct(replacement):
+    coef = {**COEF, "priority_exponent": 0.7, "importance_exponent": 1.0}
+    _, metrics = learn(algorithm_of(minibatching="prioritised", replacement=replacement), made_up(), **coef)
+    assert (metrics["priority/weight_max"] == 1) != replacement
 
 
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])

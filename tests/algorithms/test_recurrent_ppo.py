@@ -21,6 +21,7 @@ from tests.algorithms.rollouts import (
     assert_params_close,
     assert_steps_not_taken_teach_nothing,
     distance,
+    drawn,
     learned_from,
     lived,
     made_up,
@@ -177,17 +178,21 @@ def test_a_reset_inside_the_burn_in_clears_the_memory():
 
 
 def test_windows_are_drawn_by_their_own_priorities():
-    """Without replacement and in one minibatch all windows are drawn, so that all of it is known."""
-    coef = {**COEF, "priority_exponent": 0.7, "importance_exponent": 0.6}
-    algorithm = algorithm_of(window=2, burn_in=1, minibatching="prioritised")
+    coef = {**COEF, "priority_exponent": 0.7, "importance_exponent": 0.6, "learning_rate": 0.0}
+    algorithm = algorithm_of(window=2, burn_in=1, minibatching="prioritised", minibatches=2)
     _, metrics = learn(algorithm, **coef)
+    given = (made_up("gru").action, made_up("gru").log_prob, *outputs("gru"))
     advantages, targets = numpy_gae(made_up("gru"), coef["discount"], coef["gae_lambda"])
-    powers = np.abs(advantages).reshape(3, 2, SEGMENTS).sum(1) ** 0.7
-    weights = (powers.size * powers / powers.sum()) ** -0.6
-    expected = numpy_losses(
-        made_up("gru"), *outputs("gru"), advantages, targets, coef, weights=np.repeat(weights, 2, axis=0)
-    )
-    expected["priority/weight"], expected["priority/weight_max"] = weights.mean(), weights.max()
+    cut = [np.moveaxis(np.reshape(x, (3, 2, *x.shape[1:])), 0, 1) for x in (*given, advantages, targets)]
+    windows = [x.reshape(2, 3 * SEGMENTS, *x.shape[3:]) for x in cut]
+    losses = []
+    for step in range(2):
+        indices, weights = drawn(step, 2, np.abs(windows[4]).sum(0), 0.7, 0.6, 12)
+        action, log_prob, *rest = (x[:, indices] for x in windows)
+        part = made_up("gru")._replace(action=action, log_prob=log_prob)
+        losses.append(numpy_losses(part, *rest, coef, weights=weights))
+        losses[-1] |= {"priority/weight": weights.mean(), "priority/weight_max": weights.max()}
+    expected = {name: (losses[0][name] + losses[1][name]) / 2 for name in losses[0]}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 

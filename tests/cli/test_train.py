@@ -174,6 +174,69 @@ def test_ctrl_c_outside_of_a_run(monkeypatch):
     assert call("train", "ppo") == (130, "", "lehr: interrupted.\n")
 
 
+def test_ctrl_c_while_the_command_is_imported_is_one_line(monkeypatch):
+    program = """
+import builtins, signal, sys
+really = builtins.__import__
+def imports(name, *rest, **named):
+    if name == "jax":  # the first heavy import
+        signal.raise_signal(signal.SIGINT)
+    return really(name, *rest, **named)
+builtins.__import__ = imports
+sys.argv = ["lehr", "list", "algorithms"]
+from lehr.cli import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "lehr: interrupted.\n")
+
+
+def test_a_dollar_sign_in_the_name_is_no_formula_and_a_failing_picture_fails_no_run(tmp_path, monkeypatch):
+    flags = [*FLAGS.split(), "--total-steps", PER_UPDATE, "--no-progress"]
+    code, _, err = call("train", "ppo", *flags, "--run-dir", tmp_path / "$5_vs_$10")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "$5_vs_$10" / "curve.png").stat().st_size > 0
+
+    def fail(*_, **__):
+        raise RuntimeError("no colours left")
+
+    monkeypatch.setattr("lehr.training.api.learning_curve", fail)
+    code, _, _ = call("train", "ppo", *flags, "--run-dir", tmp_path / "other")
+    assert code == 0
+    assert json.loads((tmp_path / "other" / "status.json").read_text())["status"] == "finished"
+
+
+def test_a_run_that_cannot_begin_leaves_its_directory_and_its_error(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    flags = [*FLAGS.split(), "--total-steps", PER_UPDATE, "--loggers", "math:pi"]
+    for place in (tmp_path / "link", "."):
+        assert "a logger has the methods log, flush and close" in mistake("train", "ppo", *flags, "--run-dir", place)
+        assert (tmp_path / "link").is_symlink()
+        assert list(folder.iterdir()) == []
+
+
+def test_names_that_are_too_long_are_one_sentence(tmp_path):
+    long = tmp_path / ("x" * 300)
+    assert "File name too long" in mistake("train", "ppo", *FLAGS.split(), "--run-dir", long)
+    for command in ("eval", "plot", "resume"):
+        assert "File name too long" in mistake(command, long)
+
+
+def test_a_close_that_raises_does_not_fail_a_complete_run(tmp_path):
+    class Logger:
+        def log(self, row): ...
+        def flush(self): ...
+        def close(self):
+            raise OSError("gone")
+
+    result = lehr.train("ppo", **SMALL, total_steps=PER_UPDATE, loggers=[Logger()], run_dir=tmp_path / "run")
+    assert RunDirectory(tmp_path / "run").read_status()["status"] == "finished"
+    assert int(result.state.updates) == 1
+
+
 def test_help_has_the_docstrings_of_the_algorithms_settings(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit) as exit_:
@@ -278,7 +341,7 @@ def test_a_signal_saves_the_state_and_says_how_to_resume(tmp_path):
     threading.Thread(target=interrupt, daemon=True).start()
     flags = [*FLAGS.split(), "--total-steps", "1B", "--no-progress"]
     code, out, err = call("train", "ppo", *flags, "--run-dir", tmp_path / "run")
-    assert (code, err) == (0, "")
+    assert (code, err) == (128 + signal.SIGTERM, "")
     assert re.search(r"outcome +stopped after .* of 1.00B env steps \(.*SIGTERM.*\); the state is saved\n", out)
     assert f" lehr resume {tmp_path / 'run'}\n" in out
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
@@ -404,6 +467,30 @@ def test_plot_tells_runs_of_one_name_apart(trained, tmp_path, monkeypatch):
     assert f">{trained[0]}<" in (tmp_path / "curve.svg").read_text(encoding="utf-8")
 
 
+HOSTILE = (
+    '[1, 2]', '3', 'null', '"text"', '{"env_steps": [1]}', '{"env_steps": null}', '{"env_steps": {}}', '{"env_steps": "a"}',
+    '{"env_steps": 1e999}', '{"env_steps": -1}', '{"env_steps": "NaN"}', '{"env_steps": ' + "9" * 400 + "}",
+    '{"env_steps": ' + "9" * 5000 + "}", '{"x": ' + "[" * 100_000 + "}", '{"env_steps": 1, "episode/return": "high"}',
+    '{"env_steps": 1, "episode/return": 1e308, "evaluate/return": 1e308, "evaluate/return_std": 1e308}',
+    '{"env_steps": 1, "coef/entropy_coef": "low"}', '{"env_steps": 1, "coef/$\\\\frac$": 1}', '{"env_steps": true}', '\xff', '',
+    '{"env_steps": 9223372036854775808}', '{"": 1}', '{"env_steps": 1, "env_steps": "x"}', '{"env_steps": 1}{"env_steps": 2}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", HOSTILE)
+@pytest.mark.parametrize("place", ["alone", "between"])
+def test_hostile_metrics_are_drawn_or_are_one_sentence(line, place, tmp_path):
+    RunDirectory.create(tmp_path / "run").unlock()
+    sound = '{"update": 1, "env_steps": 64, "episode/return": 5.0, "coef/entropy_coef": 0.1}\n'
+    text = line + "\n" if place == "alone" else sound + line + "\n" + sound.replace("64", "128")
+    (tmp_path / "run" / "metrics.jsonl").write_text(text, encoding="latin-1")
+    code, _, err = call("plot", tmp_path / "run", "--out", tmp_path / "curve.png")
+    assert code in (0, 2), err
+    assert (tmp_path / "curve.png").exists() == (code == 0)
+    assert err.count("\n") == (code != 0)
+    assert len(err) < 500
+
+
 def test_plot_mistakes(trained, copied):
     assert mistake("plot", trained[0], "--coefficients", "entropy") == (
         "There is no coefficient 'entropy'; did you mean 'entropy_coef'?"
@@ -487,6 +574,34 @@ def test_list_runs(trained, copied):
         ["begun", "finished", "-", "0", "-"],
         ["copied", "finished", "CartPole-v1", "4.10k", f"{np.nanmax(best):.4g}"],
     ]
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "status.json", "meta.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 10_000, b'{"meta": {"best": "x", "env_steps": []}}']
+)
+def test_a_damaged_run_does_not_hide_the_others(name, content, trained, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "sound")
+    damaged = shutil.copytree(trained[0], tmp_path / "damaged")
+    newest = sorted((damaged / "checkpoints").iterdir())[-1]
+    (newest / name if name == "meta.json" else damaged / name).write_bytes(content)
+    code, out, err = call("list", "runs", "--root", tmp_path)
+    assert (code, err) == (0, "")
+    rows = {row[0]: row[1] for row in table(out, "name")}
+    assert rows["sound"] == "finished"
+    assert rows["damaged"] in ("damaged", "finished")
+
+
+def test_eval_of_a_run_before_its_first_update(tmp_path, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lehr.training.loop.Loop._run_chunks", interrupt)
+        assert call("train", "ppo", *FLAGS.split(), "--total-steps", TOTAL, "--run-dir", tmp_path / "run")[0] == 130
+    code, out, err = call("eval", tmp_path / "run", "--episodes", 2)
+    assert (code, err) == (0, "")
+    assert out.startswith("2 episodes of CartPole-v1, greedy actions, after 0 env steps\n")
 
 
 def test_list_algorithms_presets_and_envs():

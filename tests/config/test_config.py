@@ -181,7 +181,7 @@ def test_texts_and_objects_become_the_field_s_type(name, given, value):
         ("momentum", "fast", "momentum is 'fast'; give a number."),
         ("momentum", False, "momentum is False; give a number."),
         ("momentum", math.nan, "momentum is nan; give a number."),
-        ("momentum", 10**400, f"momentum is {10**400}; give a number."),
+        ("momentum", 10**400, f"momentum is 1{'0' * 38}…{'0' * 39}; give a number."),
         ("momentum", "", "momentum is ''; give a number."),
         ("stop_at", "never", "stop_at is 'never'; give a number, or none."),
         ("value_clipping", "maybe", "value_clipping is 'maybe'; give true or false."),
@@ -653,11 +653,11 @@ configs = st.builds(
     learning_rate=specs,
     entropy_coef=specs,
     target_kl=st.none() | specs,
-    seed=st.integers(),
-    num_minibatches=st.integers(min_value=1),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    num_minibatches=st.integers(1, 2**63),
     value_clipping=st.booleans(),
     optimiser=st.sampled_from(["adam", "adamw", "muon"]),
-    sizes=st.lists(st.integers()).map(tuple),
+    sizes=st.lists(st.integers(-(2**63), 2**64 - 1)).map(tuple),
     momentum=st.floats(allow_nan=False),
     stop_at=st.none() | st.floats(allow_nan=False),
     tags=st.lists(texts).map(tuple),
@@ -719,6 +719,49 @@ def test_yaml_is_one_key_a_line(tmp_path):
     lines = (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines()
     assert lines[:2] == ["learning_rate: 1.0e-05", "seed: 0"]
     assert {"sizes: [64, 64]", "stop_at: null", "tags: []", "clip_range: 0.2 → 0.1"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: &x [1]\nseed: *x", "line 1: anchors and aliases, such as &x, are not allowed"),
+        ("seed: *x", "line 1: anchors and aliases, such as *x, are not allowed"),
+        ("seed: !!int x", "line 1: 'x' is not a valid value of the type 'int'"),
+        ("seed: !!float x", "line 1: 'x' is not a valid value of the type 'float'"),
+        ("seed: !!bool x", "line 1: 'x' is not a valid value of the type 'bool'"),
+        ("a: 1\nseed: !!timestamp x", "line 2: 'x' is not a valid value of the type 'timestamp'"),
+        ("seed: 2001-99-99", "line 1: '2001-99-99' is not a valid value of the type 'timestamp'"),
+        ("seed: " + "9" * 5000, f"line 1: '{'9' * 38}…{'9' * 38}' is not a valid value of the type 'int'"),
+        ("seed: " + "[" * 5000, "line 1: lists and mappings are nested more than 50 deep"),
+        ("seed: " + "{a: " * 5000, "line 1: lists and mappings are nested more than 50 deep"),
+        ("a:\n" + "".join(f"{' ' * i}- \n" for i in range(1, 200)), "line 52: lists and mappings are nested more than"),
+        ("!!map [a, b]", "line 1: expected a mapping node, but found sequence"),
+    ],
+)  # fmt: skip
+def test_a_hostile_yaml_file_is_one_sentence(text, problem, written):
+    path = written(text)
+    with pytest.raises(InputError) as caught:
+        from_yaml(path)
+    assert str(caught.value).startswith(f"The config {path}, {problem}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_yaml_file_is_not_read_beyond_its_largest_size(written, tmp_path):
+    path = written("a: 1\n" + "# much\n" * 100_000)
+    fails(f"The config {path} is larger than 64 KiB; give a YAML file with the settings of a run.", from_yaml, path)
+    with pytest.raises(InputError, match="larger than 64 KiB"):
+        from_yaml("/dev/zero")
+
+
+def test_a_huge_number_in_hexadecimal_is_quoted_by_its_size(written):
+    given = from_yaml(written("seed: 0x" + "f" * 5000))
+    fails("seed is a whole number of 20000 bits; give a whole number such as 64 or 500k.", build, [Base], given)
+
+
+def test_what_occurs_twice_is_written_twice(tmp_path):
+    twice = {"a": 1}
+    to_yaml(tmp_path / "config.yaml", {"x": twice, "y": twice})
+    assert from_yaml(tmp_path / "config.yaml") == {"x": {"a": 1}, "y": {"a": 1}}
 
 
 def test_numbers_that_yaml_takes_for_texts(written):

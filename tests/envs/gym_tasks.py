@@ -1,5 +1,9 @@
 """Small environments for Gymnasium, named `tests.envs.gym_tasks:NAME`."""
 
+import ctypes
+import os
+import sys
+import time
 from typing import ClassVar
 
 import gymnasium
@@ -131,6 +135,56 @@ class Faulty(gymnasium.Env):
         return obs, reward, self.count % 7 == 0, False, {}
 
 
+class Breaking(gymnasium.Env):
+    """It breaks in its third step as `fault` says, if it is the first of its batch or `every` one does.
+
+    A fault such as `reward='5'` changes one field of its answer.
+    """
+
+    observation_space = Box(-1, 1, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, fault, after=2, every=False):
+        self.fault, self.after, self.count, self.first = fault, after, 0, every
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.first = self.first or seed in (0, 3)  # what the tests give to the first one
+        obs = np.zeros(2, np.float32)
+        return (self._changed("reset", obs) if self.count else obs), {}
+
+    def step(self, action):
+        self.count += 1
+        obs, reward, terminated, truncated = np.zeros(2, np.float32), 1.0, False, False
+        if not self.first or self.count <= self.after:
+            return obs, reward, terminated, truncated, {}
+        match self.fault:
+            case "raises":
+                raise OSError("the simulator is gone")
+            case "exits":
+                sys.exit(3)
+            case "interrupts":
+                raise KeyboardInterrupt
+            case "dies":
+                os._exit(7)
+            case "hangs":
+                print("hangs", flush=True)
+                time.sleep(60)
+            case "hangs in C":  # where no exception reaches it
+                print("hangs", flush=True)
+                mutex, library = ctypes.create_string_buffer(128), ctypes.CDLL(None)
+                library.pthread_mutex_lock(mutex)
+                library.pthread_mutex_lock(mutex)
+        fields = {"obs": obs, "reward": reward, "terminated": terminated, "truncated": truncated}
+        if self.fault.startswith("reset="):
+            fields["terminated"] = True
+        return *(self._changed(name, value) for name, value in fields.items()), {}
+
+    def _changed(self, name, value):
+        field, _, given = self.fault.partition("=")
+        return eval(given, {"np": np, "nan": np.nan}) if field == name and self.first else value
+
+
 class WrongBatch(gymnasium.vector.VectorEnv):
     """A vector environment whose observations have another shape or dtype than it says."""
 
@@ -168,4 +222,5 @@ gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
 gymnasium.register("Picture-v0", Picture)
 gymnasium.register("Faulty-v0", Faulty)
+gymnasium.register("Breaking-v0", Breaking)
 gymnasium.register("Greedy-v0", Greedy, max_episode_steps=9)

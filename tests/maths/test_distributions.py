@@ -10,7 +10,7 @@ import scipy.stats
 from scipy.integrate import quad
 
 from lehr.errors import InputError
-from lehr.maths.distributions import Categorical, MultiCategorical, Normal, TanhNormal
+from lehr.maths.distributions import UNROLLED, Categorical, MultiCategorical, Normal, TanhNormal
 
 PROBS = np.array([0.05, 0.6, 0.0, 0.25, 0.1, 0.0])
 NVEC = (2, 4, 3)
@@ -259,3 +259,28 @@ def test_distributions_are_pytrees_that_pass_jit_and_vmap(policy):
 def test_a_single_category_is_always_drawn_for_the_whole_batch():
     action, log_prob = Categorical(jnp.zeros((5, 1))).sample_and_log_prob(jax.random.key(0))
     assert (action.shape, action.dtype, action.tolist(), log_prob.tolist()) == ((5,), jnp.int32, [0] * 5, [0.0] * 5)
+
+
+@pytest.mark.parametrize("categories", [3, UNROLLED + 4])
+def test_a_row_whose_categories_are_all_masked_is_uniform(categories):
+    """And has no gradient; its neighbours are what they are without it, and NaN stays NaN."""
+    some = jax.random.normal(jax.random.key(0), (categories,))
+    logits = jnp.stack([some, jnp.full(categories, -jnp.inf), jnp.full(categories, jnp.nan)])
+
+    def values(logits):
+        policy = Categorical(logits)
+        action = jnp.ones(logits.shape[:-1], jnp.int32)
+        return policy.log_prob(action), policy.entropy(), policy.kl(Categorical(2 * logits))
+
+    log_prob, entropy, kl = values(logits)
+    np.testing.assert_allclose(log_prob[1], -np.log(categories), rtol=1e-6)
+    np.testing.assert_allclose(entropy[1], np.log(categories), rtol=1e-6)
+    np.testing.assert_allclose(kl[1], 0, atol=1e-6)
+    for found, alone in zip(values(logits), values(some[None]), strict=True):
+        np.testing.assert_array_equal(found[0], alone[0])
+        assert np.isnan(found[2])
+    gradient = jax.grad(lambda logits: sum(jnp.sum(part) for part in values(logits)))(logits[:2])
+    assert np.isfinite(gradient).all()
+    assert not np.asarray(gradient[1]).any()
+    drawn = Categorical(logits[1]).sample(jax.random.key(1))
+    assert 0 <= int(drawn) < categories

@@ -1,7 +1,5 @@
 """Minibatches hold what they should, and random draws follow their distribution (chi-square, fixed seeds)."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,7 @@ from scipy import stats
 
 from lehr.errors import InputError
 from lehr.maths.minibatches import MinibatchSource, permutation, priorities, prioritised, shuffled_epochs, take
+from tests.algorithms.rollouts import inclusion
 
 PRIORITIES = jnp.array([0.5, 4.0, 1.0, 2.0, 3.0])
 LEAST_P = 1e-3
@@ -109,25 +108,23 @@ def test_draws_with_replacement_follow_the_priorities(exponent):
     assert stats.chisquare(pairs, independent * len(indices)).pvalue > LEAST_P
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
 @pytest.mark.parametrize("exponent", [0.0, 0.7, 2.0])
-def test_draws_without_replacement_are_successive(exponent):
-    """Each ordered triple (a, b, c) comes with P(a) · P(b) / (1 − P(a)) · P(c) / (1 − P(a) − P(b))."""
-    p = probabilities(exponent)
-    expected = {
-        (a, b, c): p[a] * p[b] / (1 - p[a]) * p[c] / (1 - p[a] - p[b])
-        for a, b, c in itertools.permutations(range(5), 3)
-    }
-    indices, _ = draw(exponent)
-    drawn, counts = np.unique(indices, axis=0, return_counts=True)
-    observed = dict(zip(map(tuple, drawn.tolist()), counts.tolist(), strict=True))
-    assert observed.keys() <= expected.keys()
-    in_order = [observed.get(triple, 0) for triple in expected]
-    assert stats.chisquare(in_order, np.array(list(expected.values())) * len(indices)).pvalue > LEAST_P
-    first = np.bincount(indices[:, 0], minlength=5)
-    assert stats.chisquare(first, p * len(indices)).pvalue > LEAST_P
-    inclusion = np.array([sum(q for triple, q in expected.items() if i in triple) for i in range(5)])
+def test_draws_without_replacement_follow_their_inclusion_probabilities(exponent, size):
+    indices, _ = draw(exponent, size=size)
+    assert (np.diff(np.sort(indices, axis=1), axis=1) > 0).all(), "a segment is drawn twice"
     included = np.bincount(indices.ravel(), minlength=5) / len(indices)
-    np.testing.assert_allclose(included, inclusion, atol=4 * 0.5 / np.sqrt(len(indices)))
+    expected = inclusion(probabilities(exponent), size)
+    np.testing.assert_allclose(included, expected, atol=4 * 0.5 / np.sqrt(len(indices)))
+    assert (included[expected == 1] == 1).all()
+
+
+def test_equal_segments_are_drawn_in_all_combinations():
+    indices, weights = draw(0.0, 1.0, size=3)
+    drawn, counts = np.unique(np.sort(indices, axis=1), axis=0, return_counts=True)
+    assert len(drawn) == 10
+    assert stats.chisquare(counts).pvalue > LEAST_P
+    np.testing.assert_allclose(weights, 1.0, rtol=1e-6)
 
 
 def test_rare_segments_are_drawn_equally_often():
@@ -149,19 +146,42 @@ def test_weights_are_the_plain_power(replace):
     np.testing.assert_array_equal(draw(0.7, 0.0, count=10, replace=replace)[1], 1.0)
 
 
-def test_full_weights_make_the_mean_unbiased():
-    x = np.array([1.0, -2.0, 5.0, 0.5, 3.0])
-    indices, weights = draw(1.0, 1.0, replace=True)
+@pytest.mark.parametrize(
+    ("segments", "size", "replace"),
+    [(5, 3, True), (5, 3, False), (8, 8, False), (8, 7, False), (8, 5, False), (32, 4, False)],
+)
+def test_full_weights_make_the_mean_unbiased(segments, size, replace):
+    """Against the mean over all segments, also where a minibatch is most or all of them."""
+    rng = np.random.default_rng(segments)
+    values = rng.exponential(size=segments) + 0.1
+    x = values + rng.normal(size=segments)
+    indices, weights = draw(1.0, 1.0, size=size, replace=replace, values=jnp.float32(values))
     estimates = (weights * x[indices]).mean(axis=1)
-    error = estimates.std() / np.sqrt(len(estimates))
+    error = estimates.std() / np.sqrt(len(estimates)) + 1e-6
     assert abs(estimates.mean() - x.mean()) < 4 * error
-    assert abs(x[indices].mean() - x.mean()) > 40 * error
+    if not replace:
+        p = values / values.sum()
+        np.testing.assert_allclose(weights, (size / segments / inclusion(p, size))[indices], rtol=1e-4)
+        plain = (((segments * p[indices]) ** -1) * x[indices]).mean()
+        assert abs(plain - x.mean()) > 4 * error or (size * p < 1).all(), "which the plain power is not"
+
+
+def test_weights_of_all_segments_are_one():
+    """Whatever their priorities and the exponent: nothing was left out that the others would have to stand for."""
+    np.testing.assert_array_equal(draw(0.8, 0.6, size=5, count=10)[1], 1.0)
+
+
+@pytest.mark.parametrize("exponent", [0.4, 1.0])
+def test_weights_of_a_small_share_are_the_plain_power(exponent):
+    values = np.random.default_rng(0).uniform(0.5, 2, size=64)
+    indices, weights = draw(1.0, exponent, size=8, count=10, values=jnp.float32(values))
+    np.testing.assert_allclose(weights, (64 * values / values.sum())[indices] ** -exponent, rtol=1e-4)
 
 
 @pytest.mark.parametrize("replace", [True, False])
 def test_priorities_of_zero_are_drawn_uniformly(replace):
     indices, weights = draw(values=jnp.zeros(5), replace=replace)
-    assert stats.chisquare(np.bincount(indices[:, 0], minlength=5)).pvalue > LEAST_P
+    assert stats.chisquare(np.bincount(indices.ravel(), minlength=5)).pvalue > LEAST_P
     np.testing.assert_allclose(weights, 1.0, rtol=1e-6)
 
 

@@ -1,5 +1,8 @@
 """An optimiser with its rate outside does what optax does with the rate inside, on a flat vector as on a tree."""
 
+import inspect
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,7 @@ import optax
 import pytest
 
 from lehr.errors import InputError
-from lehr.maths.optimise import ELEMENTWISE, optimiser
+from lehr.maths.optimise import DEFAULTS, ELEMENTWISE, REFUSED, optimiser
 
 RATES = (0.1, 0.03, 0.3, 0.0)
 """A rate for each step, as a schedule would give them."""
@@ -173,4 +176,118 @@ def test_many_learning_rates_are_one_program():
 def test_what_is_unknown_is_refused_with_the_nearest(name, options, message):
     with pytest.raises(InputError) as refused:
         optimiser(name, options)
+    assert message in str(refused.value)
+
+
+# Which of optax's optimisers work --------------------------------------------------------------------------------------
+
+CHANGING = (0.03, 100.0, 0.1, 1.0, 3.0, 0.5, 2.0, 0.2)
+"""Rates that change so much that an optimiser with a rate inside its memory or its limits shows."""
+DRIFT = gradients(100)
+NEED_MORE = {"dpsgd", "lbfgs", "momo", "momo_adam", "schedule_free", "sophia"}
+"""Those that cannot even take a step with gradients alone."""
+
+
+def with_learning_rate():
+    """Everything in optax that has a learning rate, by name."""
+    found = {**vars(optax), **vars(optax.contrib)}
+    functions = {name: f for name, f in found.items() if inspect.isfunction(f) and not name.startswith("_")}
+    return {name: f for name, f in functions.items() if "learning_rate" in inspect.signature(f).parameters}
+
+
+def moved(make, inside):
+    """How far parameters get, with the rate inside the optimiser, or multiplied in; gradients mostly agree."""
+    begun = jax.tree.map(lambda x: x, {"head": parameters()["head"]})
+    state, params = make(1.0).init(begun), begun
+    update = jax.jit(lambda rate, *given: make(rate if inside else 1.0).update(*given))
+    for step, rate in enumerate(CHANGING):
+        given = jax.tree.map(lambda drift, x: drift + 0.3 * x, DRIFT["head"], gradients(step)["head"])
+        updates, state = update(rate, {"head": given}, state, params)
+        params = jax.tree.map(lambda p, u, rate=rate: p + (1.0 if inside else rate) * u, params, updates)
+    return np.concatenate([np.ravel(x - y) for x, y in zip(*map(jax.tree.leaves, (params, begun)), strict=True)])
+
+
+def is_a_factor(name):
+    make = partial(with_learning_rate()[name], **DEFAULTS.get(name, {}))
+    inside, outside = moved(make, True), moved(make, False)
+    return bool(np.abs(inside - outside).max() < 1e-5 * np.abs(inside).max())
+
+
+def test_optimisers_that_are_refused_exist():
+    assert set(REFUSED) <= set(with_learning_rate())
+    assert set(REFUSED) >= NEED_MORE
+    for name in REFUSED:
+        for given in (name, with_learning_rate()[name]):
+            with pytest.raises(InputError, match=f"The optimiser '{name}' cannot be used: .*; choose another"):
+                optimiser(given)
+
+
+@pytest.mark.parametrize("name", sorted(set(with_learning_rate()) - NEED_MORE))
+@pytest.mark.filterwarnings("ignore:Specifying a key", "ignore:.* is deprecated")
+def test_a_rate_that_is_no_factor_is_refused_and_every_other_is_taken(name):
+    """For all optimisers that this version of optax has, new ones included."""
+    assert is_a_factor(name) == (name not in REFUSED)
+    if name not in REFUSED:
+        optimiser(name)
+
+
+# Coefficients --------------------------------------------------------------------------------------------------------
+
+
+def after(chosen, coef, rate=0.1):
+    packed, unpack = chosen.pack(parameters())
+    state = chosen.init(parameters())
+    update = jax.jit(chosen.step)
+    for step in range(3):
+        packed, state, _ = update(packed, state, gradients(step), rate, None, coef)
+    return unpack(packed)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "nadamw"])
+def test_weight_decay_is_that_of_the_optimiser(name):
+    """And it replaces the optimiser's own, which for these is not 0."""
+    expected = after(optimiser(name, {"weight_decay": 0.3}), {})
+    assert_close(after(optimiser(name), {"weight_decay": 0.3}), expected)
+    assert_close(after(optimiser(name), {"weight_decay": 0.0}), after(optimiser(name, {"weight_decay": 0.0}), {}))
+
+
+def test_weight_decay_of_sgd_by_hand():
+    params, slope = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([1.0, 1.0])}
+    chosen = optimiser("sgd")
+    step = chosen.step(chosen.pack(params)[0], chosen.init(params), slope, 0.1, None, {"weight_decay": 0.5})
+    np.testing.assert_allclose(step.params, [2 - 0.1 * (1 + 0.5 * 2), -1 - 0.1 * (1 - 0.5)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adabelief", "adamw", "adan", "lamb", "lion", "radam"])
+def test_betas_that_change_are_those_of_optax(name):
+    optimiser(name).check(["beta1", "beta2"])
+    found = after(optimiser(name), {"beta1": 0.6, "beta2": 0.97})
+    assert_close(found, after(optimiser(name, {"b1": 0.6, "b2": 0.97}), {}))
+
+
+def test_many_weight_decays_and_betas_are_one_program():
+    chosen, params = optimiser("adamw"), {"w": jnp.ones(3)}
+    packed, state = chosen.pack(params)[0], chosen.init(params)
+
+    def one(decay, beta):
+        return chosen.step(packed, state, {"w": jnp.ones(3)}, 0.1, None, {"weight_decay": decay, "beta1": beta}).params
+
+    found = jax.jit(jax.vmap(one))(jnp.array([0.0, 1.0]), jnp.array([0.9, 0.5]))
+    np.testing.assert_allclose(found[:, 0], [0.9, 0.8], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "coefficients", "message"),
+    [
+        ("adamw", {"weight_decay": 0.1}, ["weight_decay"], "weight_decay is given, and weight_decay in optimiser_opti"),
+        ("adam", {"b1": 0.1}, ["beta1"], "beta1 is given, and b1 in optimiser_options too"),
+        ("sgd", {}, ["beta2"], "beta2 is given, but the optimiser 'sgd' has no option 'b2'; it has momentum, nesterov"),
+        ("adam", {"b1": "high"}, [], "The option 'b1' of the optimiser 'adam' is 'high'; give a number."),
+        ("sgd", {"momentum": "high"}, [], "The optimiser 'sgd' does not work with the options momentum=high: "),
+        (optax.sgd(1.0), {"momentum": 0.9}, [], "the optimiser is a transformation that is already made"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(name, options, coefficients, message):
+    with pytest.raises(InputError) as refused:
+        optimiser(name, options).check(coefficients)
     assert message in str(refused.value)

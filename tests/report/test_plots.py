@@ -128,7 +128,7 @@ def test_a_function_is_drawn():
     assert drawn == [" " * place + "*" for place in range(11)]
 
 
-@pytest.mark.parametrize("size", [{"width": 5}, {"height": 2}, {"height": -1}, {"width": 10**7}])
+@pytest.mark.parametrize("size", [{"width": 5}, {"height": 2}, {"height": 1}, {"height": -1}, {"width": 10**7}])
 def test_a_size_that_cannot_be_drawn(size):
     with pytest.raises(
         InputError, match=r"The chart size is -?\d+ by -?\d+ characters; it must be from \d+ by 3 to 1000 by 1000"

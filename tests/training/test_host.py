@@ -1,6 +1,9 @@
 """Runs around environments on the host: time limits, lag, resume, and environments that fail."""
 
 import logging
+import multiprocessing
+import os
+import signal
 
 import gymnasium
 import jax
@@ -209,6 +212,48 @@ def test_a_run_whose_environment_fails_stops_with_its_last_good_state(fault, sen
 def test_an_answer_that_cannot_be_learned_from_is_named(fault, sentence, train):
     with pytest.raises(RunFailed, match=sentence):
         train(WrongBatch(fault), total_steps=10_000)
+
+
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_whose_worker_is_killed_stops_with_its_last_good_state(overlap, train, tmp_path):
+    killed = []
+
+    def kill(steps, _):
+        if steps >= 96 and not killed:
+            killed.append(min(multiprocessing.active_children(), key=lambda child: child.pid))
+            os.kill(killed[0].pid, signal.SIGKILL)
+
+    env = {"env_parameters": {"vectorization": "async"}, "overlap": overlap}
+    with pytest.raises(RunFailed, match=r"Walk-v0 is gone: its worker \d \(process \d+\) ended with code -9") as error:
+        train(TASKS + "Walk-v0", num_envs=2, horizon=16, total_steps=10**7, progress_fn=kill, **env)
+    assert f"(process {killed[0].pid})" in str(error.value)
+    assert str(error.value).endswith(f"The last good state is saved in '{tmp_path / 'run'}'.")
+    loaded = lehr.load(tmp_path / "run", trust=True)
+    assert loaded.metrics["update"].tolist() == list(range(1, int(loaded.state.updates) + 1))
+    assert int(loaded.state.updates) >= 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("hangs", "The environment gym:tests.envs.gym_tasks:Breaking-v0 did not answer step within step_timeout=0.5 s"),
+        ("exits", "The environment gym:tests.envs.gym_tasks:Breaking-v0 failed in step (SystemExit: 3)"),
+        ("reward='5'", "The environment gym:tests.envs.gym_tasks:Breaking-v0 gave '5' (str) as reward, but must give"),
+    ],
+)
+def test_a_step_that_hangs_or_exits_is_a_failure_like_any_other(fault, sentence, train, tmp_path):
+    env = {"env_parameters": {"fault": fault, "every": True, "after": 20}}
+    with pytest.raises(RunFailed) as error:
+        train(TASKS + "Breaking-v0", total_steps=10_000, step_timeout=0.5, **env)
+    assert str(error.value).startswith(sentence)
+    assert int(lehr.load(tmp_path / "run", trust=True).state.updates) == 2
+
+
+def test_a_time_limit_for_a_step_is_positive_and_for_the_host(train):
+    with pytest.raises(InputError, match="step_timeout is 0; it must be positive, or none"):
+        train(TASKS + "Walk-v0", step_timeout=0)
+    with pytest.raises(InputError, match="step_timeout is 5, but CartPole-v1 is compiled and runs on the device"):
+        train("CartPole-v1", step_timeout=5)
 
 
 def test_a_failure_while_it_is_evaluated_loses_nothing(train, tmp_path):

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 
 from lehr.acting.agent import Acted, Agent, act, observed
 from lehr.acting.rollout import Collected, RunningEpisodes, Trajectory, collected
-from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, check_obs, check_step, own
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, begin, check_obs, check_step, own
 from lehr.maths.normalise import RunningStatistics
 from lehr.types import Actor, Key, PyTree, derive
 
@@ -43,6 +43,7 @@ class Collector:
         self.env, self.agent, self.num_envs, self.horizon = env, agent, num_envs, horizon
         self.size = num_envs * env.num_agents
         self.batch: HostBatch | None = None
+        self.needs = needs
         self.needs_value, self.needs_final_obs = "value" in needs, "final_obs" in needs
         unpack = ravel_pytree(params)[1]
         self._act = jax.jit(lambda packed, *arguments: _act(env, agent, unpack(packed), *arguments))
@@ -59,7 +60,7 @@ class Collector:
 
     def start(self) -> HostBatch:
         """Create the environments."""
-        self.batch = ask(self.env.name, "its constructor", partial(self.env.start, self.num_envs))
+        self.batch = begin(self.env, self.num_envs)
         return self.batch
 
     def reset(self, key: Key) -> Actor:
@@ -81,7 +82,7 @@ class Collector:
         reward, final_value = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         terminated, done, valid = (np.zeros(shape, bool) for _ in range(3))
         keys = np.asarray(self._keys(key, np.uint32(number)))
-        acted = []
+        acted, actions = [], []
         current, reset, carry = actor.obs, np.asarray(actor.reset), actor.carry
         for t in range(self.horizon):
             here = jax.tree.map(itemgetter(t), obs)
@@ -89,6 +90,8 @@ class Collector:
             carry, taken, kept = self._act(packed, statistics, carry, here, reset, keys[t])
             action = np.array(taken)  # a copy, because an environment may write into it
             acted.append(kept)
+            if "taken" in self.needs:
+                actions.append(action.copy())
             answer: HostStep = ask(self.env.name, "step", partial(self.batch.step, action))
             check_step(self.env, answer, self.size)
             reward[t], terminated[t], done[t] = answer.reward, answer.terminated, answer.terminated | answer.truncated
@@ -109,6 +112,7 @@ class Collector:
             "valid": valid if self.env.masks else (),
             "final_value": final_value,
             "final_obs": final_obs,
+            "taken": np.stack(actions) if actions else (),
         }
         before = actor._replace(env_state=())
         return self._collected(packed, statistics, before, lived, carry, own(self.env, current))
@@ -173,6 +177,7 @@ def _collected(
         valid=lived["valid"],
         final_value=lived["final_value"],
         final_obs=observed(statistics, lived["final_obs"]) if "final_obs" in needs else (),
+        taken=lived["taken"],
     )
     last = actor._replace(env_state=(), obs=last_obs, reset=lived["done"][-1], carry=carry)
     raw_obs = lived["obs"] if isinstance(statistics, RunningStatistics) else ()
@@ -193,7 +198,7 @@ def collected_shapes(
     size = actor.reset.shape[0]
     key = jax.random.key_data(jax.random.key(0))
     seen = actor.carry, actor.obs, actor.reset
-    _, _, acted = jax.eval_shape(partial(_act, env, agent), params, statistics, *seen, key)
+    _, taken, acted = jax.eval_shape(partial(_act, env, agent), params, statistics, *seen, key)
 
     def stacked(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((horizon, *x.shape), x.dtype)
@@ -209,6 +214,7 @@ def collected_shapes(
         "valid": flag if env.masks else (),
         "final_value": number_of,
         "final_obs": obs if "final_obs" in needs else (),
+        "taken": stacked(taken) if "taken" in needs else (),
     }
     make = partial(_collected, env, agent, needs)
     return jax.eval_shape(make, params, statistics, actor, lived, actor.carry, actor.obs)

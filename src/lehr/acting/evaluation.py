@@ -10,7 +10,7 @@ import numpy as np
 
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment
-from lehr.envs.host.base import HostBatch, ask, check_obs, check_step, own
+from lehr.envs.host.base import HostBatch, ask, begin, check_obs, check_step, own
 from lehr.types import Key
 
 MOST_STEPS = 100_000
@@ -89,7 +89,7 @@ class HostEvaluator:
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Run the episodes, with the most likely actions or with sampled ones."""
         count = min(self.episodes, TOGETHER)
-        batch = ask(self.env.name, "its constructor", partial(self.env.start, count))
+        batch = begin(self.env, count)
         try:
             return self._run(batch, count, Policy(self.policy, learned), key, greedy)
         finally:

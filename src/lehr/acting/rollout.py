@@ -11,6 +11,7 @@ from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
+from lehr.spaces import without_action
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4
@@ -63,13 +64,15 @@ class Collected(NamedTuple):
 def initial_actor(env: AutoReset | HostEnvironment, agent: Agent, num_envs: int, key: Key) -> Actor:
     """Return an actor at the start of its episodes; host environments start later, so their observations are zeros."""
     size = num_envs * env.num_agents
+    resets: PyTree = ()
     if isinstance(env, HostEnvironment):
         env_state: PyTree = jax.random.bits(key, (num_envs,), jnp.uint32)
         obs = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), layout(env.observation_space))
     else:
-        env_state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+        env_state, obs, resets = env.reset_batch(key, num_envs)
         obs = _fold(env, obs)
-    return Actor(env_state, obs, jnp.ones(size, bool), agent.initial_carry((size,)), RunningEpisodes.begin(size))
+    carry, episodes = agent.initial_carry((size,)), RunningEpisodes.begin(size)
+    return Actor(env_state, obs, jnp.ones(size, bool), carry, episodes, resets)
 
 
 def collect(
@@ -92,7 +95,7 @@ def collect(
         statistics: normalise the observations; `()` for no normalisation.
         horizon: number of steps, T.
         key: for actions and environments.
-        needs: the optional parts of a rollout to keep: `value`, `final_obs`.
+        needs: the optional parts of a rollout to keep: `value`, `final_obs`, `taken`.
     """
     remembers = bool(jax.tree.leaves(actor.carry))
     # Values that depend on the carry are computed in each step; all others at once, after the scan.
@@ -106,13 +109,15 @@ def collect(
     normalises = isinstance(statistics, RunningStatistics)
 
     def step(carried: tuple[PyTree, ...], keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], dict[str, Any]]:
-        env_state, raw_obs, reset, carry, cut_obs = carried
+        env_state, resets, raw_obs, reset, carry, cut_obs = carried
         action_key, env_keys = keys
         carry, taken, acted = act(agent, env.action_space, params, statistics, carry, raw_obs, reset, action_key)
         out: dict[str, Any] = {"obs": acted.obs, "action": acted.action, "kept": acted.kept}
         if normalises:
             out["raw_obs"] = raw_obs
-        env_state, timestep = env.step_batch(env_keys, env_state, _unfold(env, taken))
+        if "taken" in needs:
+            out["taken"] = taken
+        env_state, timestep, resets = env.step_batch(env_keys, env_state, _unfold(env, taken), resets)
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
@@ -123,14 +128,14 @@ def collect(
         if keeps_all:
             out["final_obs"] = final_obs
         reset = (terminated | truncated) if remembers else reset
-        return (env_state, next_obs, reset, carry, cut_obs), out
+        return (env_state, resets, next_obs, reset, carry, cut_obs), out
 
     num_envs = actor.reset.shape[0] // env.num_agents
     action_key, env_key = jax.random.split(key)
     # Split all keys before the scan: one large kernel instead of T small ones.
     keys = jax.random.split(action_key, horizon), jax.random.split(env_key, (horizon, num_envs))
-    start = actor.env_state, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
-    (env_state, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
+    start = actor.env_state, actor.resets, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
+    (env_state, resets, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
 
     done = out["ending"] != 0
     final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()
@@ -149,8 +154,9 @@ def collect(
         valid=~waiting(actor.episodes.over, done, env.num_agents) if env.num_agents > 1 else (),
         final_value=final_value,
         final_obs=final_obs if needs_final_obs else (),
+        taken=out.get("taken", ()),
     )
-    last = actor._replace(env_state=env_state, obs=last_obs, reset=done[-1], carry=carry)
+    last = actor._replace(env_state=env_state, resets=resets, obs=last_obs, reset=done[-1], carry=carry)
     raw_obs = out.get("raw_obs", out["obs"])
     return collected(agent, params, statistics, actor, trajectory, last, raw_obs, env.num_agents, needs)
 
@@ -183,6 +189,7 @@ class Trajectory(NamedTuple):
     final_value: Any
     """float32 `[T, N]` or `[1, N]`: value of the observation before a reset; used only where an episode is done."""
     final_obs: Any
+    taken: Any = ()
 
 
 def collected(
@@ -222,20 +229,26 @@ def collected(
         valid=valid,
         carry=before.carry,
         final_obs=trajectory.final_obs,
+        taken=trajectory.taken,
         extras=extras or (),
     )
     episodes, finished = follow_episodes(before.episodes, reward, done, valid, num_agents)
     return Collected(last._replace(episodes=episodes), rollout, raw_obs, finished)
 
 
-def broken(rollout: Rollout) -> Metrics:
-    """Count non-finite rewards and observation entries, which mean that the environment is broken."""
+def broken(env: AutoReset | HostEnvironment, rollout: Rollout) -> Metrics:
+    """Count non-finite rewards and observation entries, and masks without an action: signs of a broken environment."""
 
     def count(tree: PyTree) -> jax.Array:
         leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
         return sum((jnp.sum(~jnp.isfinite(leaf), dtype=jnp.float32) for leaf in leaves), jnp.float32(0))
 
-    return {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+    found = {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
+    stuck = without_action(env.observation_space, env.action_space, rollout.obs)
+    if stuck is not None:
+        stuck = stuck if isinstance(rollout.valid, tuple) else stuck & rollout.valid
+        found["environment/broken_masks"] = jnp.sum(stuck, dtype=jnp.float32)
+    return found
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
@@ -268,9 +281,11 @@ def _everyone(done: jax.Array, num_agents: int) -> jax.Array:
 def follow_episodes(
     episodes: RunningEpisodes, reward: jax.Array, done: jax.Array, valid: Any = (), num_agents: int = 1
 ) -> tuple[RunningEpisodes, Finished]:
-    """Compute returns and lengths of episodes after the rollout; inside it, they would add arrays to every step.
+    """Sum the rewards and steps of episodes after the rollout; inside it, they would add arrays to every step.
 
-        R_t = r_t + (1 − done_{t−1}) R_{t−1}
+    With e the last step of an environment's rollout at which an episode ended (−1 if none did), the episodes that ended
+    hold the steps up to e and what was there before, and the episode in progress holds the steps after e. So these are
+    sums over time without a recurrence, which would take XLA long to compile.
 
     Args:
         episodes: the episodes in progress before the first step.
@@ -284,19 +299,26 @@ def follow_episodes(
     >>> [float(part) for part in finished], rest.returns.tolist(), rest.lengths.tolist()
     ([1.0, 7.0, 4.0], [1.0], [1.0])
     """
-    goes_on, everyone = _goes_on(done, num_agents), _everyone(done, num_agents)
     counts, ended = jnp.ones(done.shape), done
     if not isinstance(valid, tuple):
         counts, ended = valid.astype(jnp.float32), done & valid
     # Exclude non-finite rewards from the sum: a NaN would leak into the next episode, since 0 · NaN is NaN.
     rewards = jnp.where(jnp.isfinite(reward), reward * counts, 0.0)
-    returns = linear_recurrence(goes_on, rewards.at[0].add(episodes.returns), reverse=False)
-    lengths = linear_recurrence(goes_on, counts.at[0].add(episodes.lengths), reverse=False)
-    # Without the barrier, XLA would recompute the recurrences inside the sums on a GPU.
-    returns, lengths = jax.lax.optimization_barrier((returns, lengths))
-    finished = Finished(*(jnp.sum(jnp.where(ended, x, 0.0)) for x in (jnp.ones(done.shape), returns, lengths)))
-    running = 1.0 - everyone[-1]
-    return RunningEpisodes(returns[-1] * running, lengths[-1] * running, done[-1] & ~everyone[-1]), finished
+    steps = jnp.arange(len(done))[:, None]
+    past = steps <= jnp.max(jnp.where(ended, steps, -1), axis=0, keepdims=True)
+    none_ended = ~past[0]
+
+    def split(before: jax.Array, amounts: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the sums of the episodes in progress, `[N]`, and the sum over those that ended."""
+        now = jnp.where(none_ended, before, 0.0) + jnp.sum(jnp.where(past, 0.0, amounts), axis=0)
+        then = jnp.where(none_ended, 0.0, before) + jnp.sum(jnp.where(past, amounts, 0.0), axis=0)
+        return now, jnp.sum(then)
+
+    returns, finished_returns = split(episodes.returns, rewards)
+    lengths, finished_lengths = split(episodes.lengths, counts)
+    over = done[-1] & ~_everyone(done[-1:], num_agents)[0]
+    finished = Finished(jnp.sum(ended, dtype=jnp.float32), finished_returns, finished_lengths)
+    return RunningEpisodes(returns, lengths, over), finished
 
 
 def _seen(actor: Actor) -> tuple[PyTree, PyTree, jax.Array]:

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lehr import plugins
@@ -20,12 +21,20 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_ALGORITHMS)
 
 
-def find(algorithm: Any) -> "type[Algorithm]":
+def find(algorithm: Any, settings: Mapping[str, Any] | None = None) -> "type[Algorithm]":
     """Return the class of an algorithm, given its name, `module:Name`, or the class itself.
+
+    Args:
+        algorithm: one of these.
+        settings: the user's settings by name, among which may be one that chooses a variant of the algorithm.
 
     >>> find("ppo").Config.__module__
     'lehr.algorithms.ppo'
     """
+    return _found(algorithm).variant(settings or {})
+
+
+def _found(algorithm: Any) -> "type[Algorithm]":
     if not isinstance(algorithm, str):
         return _checked(algorithm, repr(algorithm))
     if algorithm in names():
@@ -52,13 +61,13 @@ def name_of(algorithm: Any) -> str:
     return built_in if package == __name__ and name == "Algorithm" else text
 
 
-def settings_of(algorithm: Any) -> list[type]:
-    """Return the settings classes of an algorithm: its `Config` and its `NetworkConfig`.
+def settings_of(algorithm: Any, settings: Mapping[str, Any] | None = None) -> list[type]:
+    """Return the settings classes of an algorithm: its `Config` and its `NetworkConfig`; arguments as in `find`.
 
     >>> [cls().torso for cls in (settings_of("ppo")[1], settings_of("recurrent_ppo")[1])]
     ['auto', 'mingru']
     """
-    found = find(algorithm)
+    found = find(algorithm, settings)
     return [found.Config, found.NetworkConfig]
 
 

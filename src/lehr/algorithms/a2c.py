@@ -49,7 +49,7 @@ class Algorithm(ActorCriticAlgorithm):
         differentiate = jax.grad(self.loss, has_aux=True)
         gradients, metrics = differentiate(learner.params, rollout, weighed, targets, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit, coef)
         # --- metrics; evaluate the policy once more, to measure how far the step went
         _, policy, _ = self.network.unroll(step.params, rollout.carry, rollout.obs, rollout.reset)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob

@@ -51,6 +51,7 @@ class Algorithm(ActorCriticAlgorithm):
     """APPO: PPO's gradient steps, against the policy of a target network."""
 
     Config: ClassVar[type] = Config
+    needs_behind: ClassVar[frozenset[str]] = frozenset({"final_obs"})
 
     @property
     def inner(self) -> ppo.Algorithm:
@@ -78,9 +79,10 @@ class Algorithm(ActorCriticAlgorithm):
         """Return the samples for PPO's gradient steps, and log π_target − log μ, `[T, N]`."""
         seen = rollout.carry, rollout.obs, rollout.reset
         _, policy, _ = self.network.unroll(learner.auxiliary.params, *seen)
-        _, _, values = self.network.unroll(learner.params, *seen)
+        carry, _, values = self.network.unroll(learner.params, *seen)
+        next_values = self.next_values(learner.params, rollout, carry, values)
         log_prob = policy.log_prob(rollout.action)
         log_ratio = log_prob - rollout.log_prob
-        targets, advantages = vtrace_of(rollout, values, log_ratio, coef)
+        targets, advantages = vtrace_of(rollout, values, next_values, log_ratio, coef)
         reference: Any = policy if "kl_coef" in coef else ()
         return ppo.Samples(rollout._replace(log_prob=log_prob, value=values), advantages, targets, reference), log_ratio

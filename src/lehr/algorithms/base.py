@@ -17,17 +17,19 @@ schedules, logs, checkpoints and evaluation then work without further code. A fi
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from lehr import networks
+from lehr import networks, rewards
 from lehr.algorithms.settings import Settings
 from lehr.maths.distributions import Distribution
-from lehr.maths.optimise import Optimiser
+from lehr.maths.optimise import Optimiser, optimiser
 from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
@@ -40,10 +42,32 @@ class Algorithm(ABC):
     NetworkConfig: ClassVar[type] = networks.NetworkConfig
     """The settings of its networks."""
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
-    """The optional parts of a rollout that it uses: `value` (with `next_value`), `final_obs`. Others are not stored."""
+    """The optional parts of a rollout that it uses: `value` (with `next_value`), `final_obs`, `taken`. Others are not
+    stored."""
+    needs_behind: ClassVar[frozenset[str] | None] = None
+    """The same for rollouts whose policy may be behind the learner's, where that differs."""
+    reward_model: ClassVar[type[rewards.RewardModel]] = rewards.EnvironmentReward
+    """The reward model that it brings. Its `Config` then inherits from the reward model's, so that the settings of both
+    are one class. By default the user chooses one with the setting `reward_model`."""
 
     config: Any
     """An instance of its `Config`."""
+
+    decided_by: ClassVar[tuple[str, ...]] = ()
+    """Names of the settings that `variant` reads."""
+
+    @classmethod
+    def variant(cls, settings: Mapping[str, Any]) -> type["Algorithm"]:
+        """Return the class for these settings, by name and perhaps as texts: itself, unless one of them chooses it."""
+        return cls
+
+    @classmethod
+    def trial_settings(cls, spaces: Spaces, folder: Path) -> dict[str, Any]:
+        """Return settings without which it cannot be trained on an environment with these spaces; for tests.
+
+        Files that they name are written to the folder. The rewards must be the environment's.
+        """
+        return {}
 
     @classmethod
     @abstractmethod
@@ -132,7 +156,7 @@ class ActorCriticAlgorithm(Algorithm):
     @property
     def optimiser(self) -> Optimiser:
         """The optimiser in the settings, without its learning rate."""
-        return Optimiser(self.config.optimiser)
+        return optimiser(self.config.optimiser, getattr(self.config, "optimiser_options", None))
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """Return a learner with these parameters and a new state of the optimiser."""
@@ -161,3 +185,43 @@ class ActorCriticAlgorithm(Algorithm):
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
         """Return the critic's value."""
         return self.network.value(params, carry, obs)
+
+    def next_values(self, params: PyTree, rollout: Rollout, carry: PyTree, values: jax.Array) -> jax.Array:
+        """Return the values of the observations that follow each step, with these parameters, `[T, N]`.
+
+        After the last step of an episode, that is its final observation. Without `final_obs`, the policy that acted is
+        the learner's, so its values of these observations are used.
+
+        Args:
+            params: the learner's parameters.
+            rollout: collected with the same or with older parameters.
+            carry: leaves `[N, ...]`, the recurrent state after the last step, with these parameters.
+            values: `[T, N]`, the values of `rollout.obs`, with these parameters.
+        """
+        if not jax.tree.leaves(rollout.final_obs):
+            final, last = rollout.next_value, rollout.next_value[-1]
+        elif self.network.critic_is_recurrent:
+            final = self._final_values(params, rollout)
+            last = self.network.value(params, carry, jax.tree.map(lambda x: x[-1], rollout.final_obs))
+        else:
+            final = self.network.value(params, carry, rollout.final_obs)
+            last = final[-1]
+        following = jnp.concatenate([values[1:], last[None]])
+        return jnp.where(rollout.done, final, following)
+
+    def _final_values(self, params: PyTree, rollout: Rollout) -> jax.Array:
+        """Return the values `[T, N]` of final observations with a recurrent critic, step by step; 0 if none is needed.
+
+        Only truncated episodes need them, so most rollouts skip this pass.
+        """
+
+        def step(carry: PyTree, seen: tuple[PyTree, jax.Array, PyTree]) -> tuple[PyTree, jax.Array]:
+            obs, reset, final_obs = seen
+            carry, _, _ = self.network.step(params, carry, obs, reset)
+            return carry, self.network.value(params, carry, final_obs)
+
+        return jax.lax.cond(
+            jnp.any(rollout.done & ~rollout.terminated),
+            lambda: jax.lax.scan(step, rollout.carry, (rollout.obs, rollout.reset, rollout.final_obs))[1],
+            lambda: jnp.zeros(rollout.done.shape),
+        )

@@ -37,12 +37,13 @@ class Algorithm(ActorCriticAlgorithm):
     """IMPALA: one gradient step on each rollout, corrected by V-trace."""
 
     Config: ClassVar[type] = Config
+    needs_behind: ClassVar[frozenset[str]] = frozenset({"final_obs"})
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """Make one update: one gradient step on the whole rollout."""
         gradients, metrics = jax.grad(self.loss, has_aux=True)(learner.params, rollout, coef, key)
         rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit)
+        step = self.optimiser.improve(learner.params, learner.optimiser, gradients, rate, limit, coef)
         metrics["gradient/norm"] = step.gradient_norm
         return Learner(step.params, step.state), metrics
 
@@ -50,10 +51,10 @@ class Algorithm(ActorCriticAlgorithm):
         """Return the loss of a rollout, and metrics; V-trace's targets and advantages are constants."""
         valid = losses.validity(rollout)
         # --- current policy and value, and the ratio to the policy that acted
-        _, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        carry, policy, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
         log_prob = policy.log_prob(rollout.action)
-        log_ratio = jax.lax.stop_gradient(log_prob - rollout.log_prob)
-        targets, advantages = vtrace_of(rollout, jax.lax.stop_gradient(values), log_ratio, coef)
+        fixed, carry, known, log_ratio = jax.lax.stop_gradient((params, carry, values, log_prob - rollout.log_prob))
+        targets, advantages = vtrace_of(rollout, known, self.next_values(fixed, rollout, carry, known), log_ratio, coef)
         weighed = losses.standardise(advantages, valid) if self.config.standardise_advantages else advantages
         # --- the three losses
         policy_loss = losses.policy_gradient_loss(log_prob, weighed, valid)
@@ -63,4 +64,4 @@ class Algorithm(ActorCriticAlgorithm):
         # --- metrics
         metrics |= losses.policy_metrics(policy, entropy, log_ratio, valid)
         metrics |= losses.ratio_metrics(log_ratio, coef["rho_clip"], valid)
-        return total, metrics | losses.rollout_metrics(rollout, advantages, targets)
+        return total, metrics | losses.rollout_metrics(rollout._replace(value=known), advantages, targets)

@@ -185,7 +185,7 @@ class Algorithm(ActorCriticAlgorithm):
             minibatch = minibatch._replace(carry=minibatches.take(carry, indices, axis=0))
             loss, gradients = jax.value_and_grad(self.auxiliary_loss)(unpack(packed), minibatch, before, coef)
             rate, limit = coef["auxiliary_learning_rate"], coef.get("max_grad_norm")
-            step = self.optimiser.step(packed, state, gradients, rate, limit)
+            step = self.optimiser.step(packed, state, gradients, rate, limit, coef)
             return (step.params, step.state), loss
 
         (packed, state), losses = jax.lax.scan(gradient_step, (packed, auxiliary.optimiser), orders)

@@ -194,7 +194,8 @@ class Algorithm(ActorCriticAlgorithm):
             drawn, key = drawn
             minibatch = source.take(drawn, known, *exponents)
             (_, (metrics, advantages)), gradients = self._gradients(unpack_params(params), minibatch, coef, key)
-            step = self.optimiser.step(params, state, gradients, coef["learning_rate"], coef.get("max_grad_norm"))
+            rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
+            step = self.optimiser.step(params, state, gradients, rate, limit, coef)
             metrics["gradient/norm"] = step.gradient_norm
             if source.kind == "prioritised" and config.advantage == "vtrace":  # GAE's advantages do not change
                 known = known.at[minibatch.indices].set(priorities(advantages))

@@ -4,10 +4,10 @@ An algorithm's `Config` inherits from the groups it uses and adds its own fields
 field, as in `num_envs: int = 16` or `discount: Coef = 0.98`, and inherits its range, aliases and help text.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
-from lehr.config import Coef, Plugin, check_counts
+from lehr.config import Coef, HashableDict, Plugin, check_counts
 from lehr.schedules.coefficient import Coefficient
 
 
@@ -53,12 +53,30 @@ class OnPolicySettings(Settings):
 
     optimiser: Plugin = "adam"
     """Optimiser: the name of any optax optimiser (adam, adamw, rmsprop, muon, ...), or an optax transformation."""
+    optimiser_options: dict[str, Any] = field(default_factory=dict)
+    """Options of the optimiser, by the names that optax uses, such as b1=0.95,eps=1e-8."""
     standardise_advantages: bool = True
     """Standardise advantages to mean 0 and standard deviation 1."""
     entropy_coef: Annotated[Coef, Coefficient(("ent_coef", "entropy_cost", "entropy_coeff"))] = 0.01
     """Weight of the entropy bonus in the loss."""
     gae_lambda: Annotated[Coef, Coefficient(("lambda_", "lam", "lambda"), maximum=1.0)] = 0.95
     """GAE's lambda: the bias-variance trade-off of the advantage."""
+    weight_decay: Annotated[Coef, Coefficient(("wd",))] | None = None
+    """Decoupled weight decay, as in AdamW: each step also shrinks the parameters by this times the learning rate; none
+    leaves it to the optimiser."""
+    beta1: Annotated[Coef, Coefficient(("b1", "adam_beta1"), maximum=1.0, open_maximum=True)] | None = None
+    """Decay of the optimiser's mean of gradients, its option b1; none leaves it to the optimiser."""
+    beta2: Annotated[Coef, Coefficient(("b2", "adam_beta2"), maximum=1.0, open_maximum=True)] | None = None
+    """Decay of the optimiser's mean of squared gradients, its option b2; none leaves it to the optimiser."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "optimiser_options", HashableDict(self.optimiser_options))
+        given = [name for name in ("weight_decay", "beta1", "beta2") if getattr(self, name) is not None]
+        if given or self.optimiser_options:
+            from lehr.maths.optimise import optimiser  # slow to import, and rarely needed here
+
+            optimiser(self.optimiser, self.optimiser_options).check(given)
 
 
 @dataclass(frozen=True)

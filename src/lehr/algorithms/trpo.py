@@ -232,7 +232,7 @@ class Algorithm(ActorCriticAlgorithm):
         def gradient_step(carried: Any, indices: jax.Array) -> tuple[Any, jax.Array]:
             packed, state = carried
             error, gradients = jax.value_and_grad(loss)(unpack(packed), indices)
-            step = self.optimiser.step(packed, state, gradients, coef["value_learning_rate"], None)
+            step = self.optimiser.step(packed, state, gradients, coef["value_learning_rate"], None, coef)
             return (step.params, step.state), jnp.stack([error, step.gradient_norm])
 
         (packed, state), rows = jax.lax.scan(gradient_step, (packed, state), orders)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from lehr import algorithms
+from lehr import algorithms, rewards
 from lehr.algorithms import settings
 from lehr.config import describe
 from lehr.errors import InputError, closest
@@ -19,10 +19,11 @@ from lehr.schedules.spec import AnySchedule
 
 @cache
 def coefficients() -> dict[str, Coefficient]:
-    """Return all coefficients of the built-in algorithms by name, shared ones first."""
+    """Return all coefficients of the built-in algorithms and reward models by name, shared ones first."""
     found = dict(_shared())
-    for name in algorithms.names():
-        for field in describe(algorithms.find(name).Config):
+    classes = [algorithms.find(name).Config for name in algorithms.names()]
+    for cls in [*classes, *(model.Config for model in rewards.BUILT_IN.values())]:
+        for field in describe(cls):
             if field.coefficient is not None:
                 found.setdefault(field.name, field.coefficient)
     return found

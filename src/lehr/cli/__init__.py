@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import lehr
-from lehr.config import refuse_unknown
 from lehr.errors import InputError, closest
 
 _INTERRUPTED = 130
@@ -32,6 +31,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command("evaluate a run's policy", "lehr.cli.evaluate"),
     "plot": Command("plot the learning curves of one or more runs", "lehr.cli.plot"),
     "play": Command("record an episode of a run's policy as a GIF", "lehr.cli.play"),
+    "record": Command("record episodes of a run's policy as demonstrations", "lehr.cli.record"),
     "schedule": Command("preview schedules: phases, values and curves", "lehr.cli.schedule"),
     "list": Command("list algorithms, environments, coefficients, presets or runs", "lehr.cli.lists"),
     "check-env": Command("check that an environment implements Lehr's interface", "lehr.cli.check_env"),
@@ -79,6 +79,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
+    from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
+
     called = next((word for word in words if not word.startswith("-")), "")
     if called and called not in COMMANDS:
         raise InputError(f"There is no command {called!r}; {closest(called, COMMANDS)}")

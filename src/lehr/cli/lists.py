@@ -1,6 +1,7 @@
 """`lehr list`: algorithms, environments, coefficients, presets and runs."""
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from lehr import algorithms, config, envs
 from lehr.algorithms import vocabulary
 from lehr.cli import output
 from lehr.envs.registry import adapter
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, shortened
 from lehr.report.loggers.progress import short_number
 from lehr.spaces import Dict, Discrete, MultiDiscrete, Space
 from lehr.training import checkpoint
@@ -110,15 +111,21 @@ def _runs(arguments: argparse.Namespace) -> Rows:
 
 
 def _run_row(directory: RunDirectory) -> list[str]:
-    """A run's row, read from its settings and latest checkpoint; a run that has just started has neither."""
-    settings = config.from_yaml(directory.config) if directory.config.is_file() else {}
-    steps = checkpoint.steps(directory.checkpoints)
-    meta: dict[str, Any] = {"env_steps": 0, "best": None}
-    if steps:
-        meta = json.loads((directory.checkpoints / f"{steps[-1]:012d}" / "meta.json").read_text())["meta"]
-    best = "-" if meta["best"] is None else f"{meta['best']:.4g}"
-    status, env = directory.read_status()["status"], str(settings.get("env", "-"))
-    return [directory.path.name, status, env, short_number(meta["env_steps"]), best]
+    """A run's row, read from its settings and latest checkpoint; a run that has just started has neither.
+
+    What cannot be read is left out, and the status says so: one damaged run must not hide the others.
+    """
+    row = {"name": directory.path.name, "status": "damaged", "env": "-", "env steps": "-", "best return": "-"}
+    with contextlib.suppress(InputError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        settings = config.from_yaml(directory.config) if directory.config.is_file() else {}
+        row["env"] = shortened(str(settings.get("env", "-")))
+        meta: dict[str, Any] = {"env_steps": 0, "best": None}
+        if steps := checkpoint.steps(directory.checkpoints):
+            meta = json.loads((directory.checkpoints / f"{steps[-1]:012d}" / "meta.json").read_text())["meta"]
+        row["env steps"] = short_number(meta["env_steps"])
+        row["best return"] = "-" if meta["best"] is None else f"{meta['best']:.4g}"
+        row["status"] = shortened(str(directory.read_status()["status"]))
+    return list(row.values())
 
 
 class _List(NamedTuple):

@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Sequence
 
 import lehr
-from lehr import algorithms, config, plugins
+from lehr import config, plugins
 from lehr.cli import add_trust, find_own_code
-from lehr.cli.summary import print_summary
+from lehr.cli.summary import exit_code, print_summary
 from lehr.errors import InputError
 from lehr.training import settings_file
 from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
-from lehr.training.plan import RunConfig
+from lehr.training.plan import settings_classes
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -30,15 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     algorithm, trusts = str(saved["algorithm"]), "--trust" in words
     if trusts:
         find_own_code()
-    check_trust({"algorithm": algorithm}, f"The run '{words[0]}'", trusts)
+    chosen = {name: saved[name] for name in ("algorithm", "reward_model") if name in saved}
+    check_trust(chosen, f"The run '{words[0]}'", trusts)
     parser.epilog = None
-    titles = [f"{name} settings" for name in ("run", algorithm)]
-    config.add_flags(parser, [RunConfig, algorithms.find(algorithm).Config], titles)
+    titles = [f"{name} settings" for name in ("run", algorithm, "reward")]
+    run_settings, own, _, reward = settings_classes(algorithm, saved)
+    config.add_flags(parser, [run_settings, own, reward], titles)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Train to the end of the budget, and print a summary."""
+def run(arguments: argparse.Namespace) -> int:
+    """Train to the end of the budget, and print a summary; the exit code is as in `lehr train`."""
     settings = config.given_flags(arguments)
     if arguments.trust or "env" in settings or any(map(plugins.own_code, settings.values())):
         find_own_code()
-    print_summary(lehr.resume(arguments.run_name, trust=arguments.trust, **settings))
+    result = lehr.resume(arguments.run_name, trust=arguments.trust, **settings)
+    print_summary(result)
+    return exit_code(result)

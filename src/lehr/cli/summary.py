@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import signal
 
 import numpy as np
 
@@ -25,6 +26,12 @@ def print_summary(result: Result) -> None:
     facts["files"] = [str(path) for path in (directory.curve, directory.metrics) if path.exists()]
     facts["next"] = _next(result, final)
     output.print_facts(output.console(), facts)
+
+
+def exit_code(result: Result) -> int:
+    """0, or 128 plus the number of the signal that stopped the run, by shell convention."""
+    reason = RunDirectory(result.run_dir).read_status()["reason"]
+    return 128 + signal.Signals[reason.removeprefix("signal ")] if reason.startswith("signal ") else 0
 
 
 def _outcome(result: Result, final: dict[str, float]) -> str:

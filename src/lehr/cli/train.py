@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import lehr
 from lehr import algorithms, config, plugins
 from lehr.cli import Parser, add_trust, find_own_code
-from lehr.cli.summary import print_summary
+from lehr.cli.summary import exit_code, print_summary
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.training import settings_file
@@ -18,7 +18,7 @@ from lehr.training.plan import RunConfig, settings_classes
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Add the algorithm, where its settings come from, and a flag for each setting of the algorithm in `words`."""
     known = ", ".join(algorithms.names())
-    algorithm, reward_model = _named(words)
+    algorithm, chosen = _named(words)
     if algorithm is None and not {"-h", "--help"} & set(words):
         raise InputError(
             "The algorithm is missing; name it first, as in 'lehr train ppo', or set 'algorithm: ppo' in the --config "
@@ -48,16 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     )
     add_trust(parser)
     titles = [f"{name} settings" for name in ("run", *([] if algorithm is None else [algorithm]), "network", "reward")]
-    classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, reward_model)
+    classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, chosen)
     config.add_flags(parser, classes, titles[: len(classes)])
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Train, and print a summary."""
+def run(arguments: argparse.Namespace) -> int:
+    """Train, and print a summary; the exit code says whether a signal stopped the run."""
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
-    classes = settings_classes(arguments.algorithm, flags.get("reward_model", given.get("reward_model", "environment")))
+    classes = settings_classes(arguments.algorithm, given | flags)
     if arguments.config:
         found = {name: value for name, value in config.merge(classes, given, {}).items() if name not in flags}
         check_trust(found, f"The config '{arguments.config}'", arguments.trust)
@@ -75,30 +75,41 @@ def run(arguments: argparse.Namespace) -> None:
         **settings,
     )
     print_summary(result)
+    return exit_code(result)
 
 
-def _named(words: Sequence[str]) -> tuple[str | None, str]:
-    """The algorithm and the reward model named by the words, or else by the config file or the run to start from.
+def _named(words: Sequence[str]) -> tuple[str | None, dict[str, str]]:
+    """The algorithm, and the settings that choose others: from the words, or else the config file or the original run.
 
-    They are imported, since their settings are flags: those that a file names only if they are Lehr's, or trusted.
+    What they name is imported, since its settings are flags: what a file names only if it is Lehr's, or trusted.
     """
-    sources = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
-    for option in ("--config", "--from", "--reward-model"):
-        sources.add_argument(option)
-    sources.add_argument("--trust", action="store_true")
-    given, _ = sources.parse_known_args(words)
-    typed: dict[str, str] = {} if given.reward_model is None else {"reward_model": given.reward_model}
-    if words and not words[0].startswith("-"):
-        typed["algorithm"] = words[0]
-    if given.trust or any(map(plugins.own_code, typed.values())):
-        find_own_code()
+    files = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
+    for option in ("--config", "--from"):
+        files.add_argument(option)
+    files.add_argument("--trust", action="store_true")
+    given, _ = files.parse_known_args(words)
     found: dict[str, str] = {}
     origin = getattr(given, "from")
     if origin is not None:
         found |= settings_file.read(RunDirectory.open(origin)).values
     if given.config is not None:
         found |= config.from_yaml(given.config)
-    named: dict[str, str] = {name: str(found[name]) for name in ("algorithm", "reward_model") if name in found}
-    check_trust({n: v for n, v in named.items() if n not in typed}, f"'{given.config or origin}'", given.trust)
-    named |= typed
-    return named.get("algorithm"), named.get("reward_model", "environment")
+    where = f"'{given.config or origin}'"
+    typed = {"algorithm": words[0]} if words and not words[0].startswith("-") else {}
+    algorithm = _chosen(("algorithm",), typed, found, where, given.trust).get("algorithm")
+    deciding = ("reward_model", *(() if algorithm is None else algorithms.find(algorithm).decided_by))
+    options = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
+    for name in deciding:
+        options.add_argument(f"--{name.replace('_', '-')}", f"--{name}", dest=name, default=argparse.SUPPRESS)
+    return algorithm, _chosen(deciding, vars(options.parse_known_args(words)[0]), found, where, given.trust)
+
+
+def _chosen(
+    names: Sequence[str], typed: dict[str, str], found: dict[str, str], where: str, trust: bool
+) -> dict[str, str]:
+    """The settings of these names that were typed, or else found in a file; the latter only if trusted."""
+    if trust or any(map(plugins.own_code, typed.values())):
+        find_own_code()
+    named = {name: str(found[name]) for name in names if name in found and name not in typed}
+    check_trust(named, where, trust)
+    return named | typed

@@ -15,13 +15,14 @@ Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
 """
 
 from lehr.config.build import build, coefficients, merge, to_mapping, underscored, with_preset
-from lehr.config.fields import Coef, FieldDescription, Plugin, check_counts, describe
+from lehr.config.fields import Coef, FieldDescription, HashableDict, Plugin, check_counts, describe
 from lehr.config.files import from_yaml, to_yaml
 from lehr.config.flags import add_flags, given_flags, refuse_unknown
 
 __all__ = [
     "Coef",
     "FieldDescription",
+    "HashableDict",
     "Plugin",
     "add_flags",
     "build",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lehr.config.fields import MISSING, FieldDescription, Plugin, convert, describe, fields_of, is_none, nearest
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, quoted
 from lehr.plugins import is_placeholder, text_of
 from lehr.schedules.constructors import constant
 from lehr.schedules.controllers import Controller
@@ -35,9 +35,10 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
     parts = _parts(known)
     merged = _known_only(keys, known, parts)
     if not is_none(preset):
-        if str(preset) not in presets:
-            raise InputError(f"There is no preset {preset!r}; {closest(str(preset), presets)}")
-        merged = _merge(parts, _known_only(presets[str(preset)], known, parts), merged)
+        name = preset if isinstance(preset, str) else quoted(preset)
+        if name not in presets:
+            raise InputError(f"There is no preset {quoted(preset)}; {closest(name, presets)}")
+        merged = _merge(parts, _known_only(presets[name], known, parts), merged)
     mentioned = {_part(parts, key)[0] for key in merged}
     defaults = {name: field.default for name, field in known.items() if field.default is not MISSING}
     merged = _merge(parts, {name: defaults[name] for name in mentioned & defaults.keys()}, merged)
@@ -109,6 +110,8 @@ def to_mapping(*configs: Any) -> dict[str, Any]:
             values[name] = plain if isinstance(plain, int | float | str) else str(schedule(plain))
         elif isinstance(value, tuple):
             values[name] = [text_of(item) if known[name].type == tuple[Plugin, ...] else item for item in value]
+        elif isinstance(value, dict):
+            values[name] = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
         elif known[name].type == Plugin and value is not None:
             values[name] = text_of(value)
     return values
@@ -176,9 +179,9 @@ def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription],
     for written in given:
         key = underscored(written)
         if key in others:
-            raise InputError(f"There is no setting {written!r}: {others[key]}.")
+            raise InputError(f"There is no setting {quoted(written)}: {others[key]}.")
         if key not in words:
-            raise InputError(f"There is no setting {written!r}; {closest(key, nearest(key, words) or known)}")
+            raise InputError(f"There is no setting {quoted(written)}; {closest(key, nearest(key, words) or known)}")
     return _canonical(parts, given)
 
 
@@ -235,7 +238,7 @@ def _combined(name: str, value: Any, shape: Any, ramp: Any) -> Any:
     keys = Keys.spelled(name)
     if value is None and shape is None:
         if ramp is not None:
-            raise InputError(f"{keys.warmup} is {ramp!r}, but {name} is none; remove one of them.")
+            raise InputError(f"{keys.warmup} is {quoted(ramp)}, but {name} is none; remove one of them.")
         return None
     if shape is None and ramp is None:
         return _plain(name, value)

@@ -15,7 +15,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, quoted
 from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.text import parse_number
 
@@ -32,6 +32,16 @@ Plugin = Annotated[Any, _PLUGIN]
 
 MISSING: Any = dataclasses.MISSING
 """The default of a required field."""
+
+
+class HashableDict(dict[str, Any]):
+    """A dict for a config that is a static, hashable value; it must not be changed. Lists in it become tuples."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__({name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
 
 
 class FieldDescription(NamedTuple):
@@ -119,11 +129,19 @@ def fields_of(classes: Sequence[type]) -> dict[str, FieldDescription]:
     return found
 
 
-def check_counts(config: Any, *names: str, least: int = 1) -> None:
-    """Raise an error if one of these fields is below `least`."""
+MOST_COUNTED = 2**31 - 1
+"""The largest count of anything that is stored in an array or looped over; such indices are 32-bit integers."""
+
+
+def check_counts(config: Any, *names: str, least: int = 1, most: int = MOST_COUNTED) -> None:
+    """Raise an error if one of these fields is below `least` or above `most`; `None` is neither."""
     for name in names:
-        if getattr(config, name) < least:
-            raise InputError(f"{name} is {getattr(config, name)}; it must be {least} or more.")
+        given = getattr(config, name)
+        for count in given if isinstance(given, tuple) else [given]:
+            if count is not None and count < least:
+                raise InputError(f"{name} is {quoted(given)}; it must be {least} or more.")
+            if count is not None and count > most:
+                raise InputError(f"{name} is {quoted(given)}; it must be {most} or less.")
 
 
 def nearest(given: str, words: Iterable[str]) -> list[str]:
@@ -210,7 +228,7 @@ def convert(field: FieldDescription, given: Any) -> Any:
             return _pairs(given)
         return _CONVERTERS[field.type](given)
     except (ValueError, OverflowError):
-        raise InputError(f"{field.name} is {given!r}; give {field.type_text}.") from None
+        raise InputError(f"{field.name} is {quoted(given)}; give {field.type_text}.") from None
 
 
 def _choice(field: FieldDescription, given: Any) -> Any:
@@ -220,7 +238,8 @@ def _choice(field: FieldDescription, given: Any) -> Any:
     for choice in choices:
         if (type(given) is type(choice) and given == choice) or (isinstance(given, str) and given == str(choice)):
             return choice
-    raise InputError(f"{field.name} is {given!r}; {closest(str(given), map(str, choices))}")
+    word = given if isinstance(given, str) else quoted(given)
+    raise InputError(f"{field.name} is {quoted(given)}; {closest(word, map(str, choices))}")
 
 
 def _items(given: Any) -> Sequence[Any]:
@@ -275,13 +294,16 @@ def _number(given: Any) -> float:
 
 def _whole_number(given: Any) -> int:
     if isinstance(given, str) and re.fullmatch(r"\s*[-+]?\d+\s*", given):
-        return int(given)  # exact, while a float only has sixteen digits
-    if isinstance(given, Integral) and not isinstance(given, bool):
-        return int(given)
-    value = _number(given)
-    if not value.is_integer():
+        whole = int(given)  # exact, while a float only has sixteen digits
+    elif isinstance(given, Integral) and not isinstance(given, bool):
+        whole = int(given)
+    elif (value := _number(given)).is_integer():
+        whole = int(value)
+    else:
         raise ValueError
-    return int(value)
+    if not -(2**63) <= whole < 2**64:
+        raise ValueError
+    return whole
 
 
 def _text(given: Any) -> str:

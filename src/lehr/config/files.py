@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted, shortened
 
 
 def to_yaml(path: str | Path, mapping: Mapping[str, Any]) -> None:
@@ -15,15 +15,30 @@ def to_yaml(path: str | Path, mapping: Mapping[str, Any]) -> None:
     Path(path).write_text(text, encoding="utf-8")
 
 
+MOST_BYTES = 2**16
+"""The largest YAML file that is read."""
+_DEEPEST = 50
+"""The deepest nesting of lists and mappings in a YAML file."""
+
+
 def from_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a mapping. Numbers such as `1e-4`, which YAML reads as texts, stay texts; `build` converts them."""
+    """Read a mapping. Numbers such as `1e-4`, which YAML reads as texts, stay texts; `build` converts them.
+
+    A file can come from anybody, so its size and its nesting are limited, and anchors and aliases, with which a few
+    lines can stand for gigabytes, are refused.
+    """
     try:
-        found = yaml.load(Path(path).read_bytes(), Loader=_Loader)
+        with Path(path).open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise InputError(f"The config {path} is larger than 64 KiB; give a YAML file with the settings of a run.")
+        found = yaml.load(text, Loader=_Loader)
     except OSError as error:
         raise InputError(f"The config {path} cannot be read: {error.strerror}; give the path of a YAML file.") from None
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"The config {path}{line}: {error.problem}; fix that line.") from None
+        problem = shortened(" ".join(str(error.problem).split()), 200)
+        raise InputError(f"The config {path}{line}: {problem}; fix that line.") from None
     except yaml.YAMLError:
         raise InputError(f"The config {path} is not UTF-8 text; save it as UTF-8.") from None
     if not isinstance(found, dict | None):
@@ -32,21 +47,47 @@ def from_yaml(path: str | Path) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML loader in which a duplicate key is an error, instead of silently overriding the first."""
+    """Safe YAML loader that refuses aliases, deep nesting, duplicate keys, and values that do not fit their tag."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if getattr(event, "anchor", None) is not None:  # an alias, or the node that it would stand for
+            sign = "*" if isinstance(event, yaml.AliasEvent) else "&"
+            raise _error(f"anchors and aliases, such as {sign}{event.anchor}, are not allowed", event.start_mark)
+        if self.depth > _DEEPEST:
+            raise _error(f"lists and mappings are nested more than {_DEEPEST} deep", event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+            kind = node.tag.rpartition(":")[2]
+            raise _error(f"{quoted(node.value)} is not a valid value of the type {kind!r}", node.start_mark) from None
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if str(key.value) in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
-                )
+                raise _error(f"the key {quoted(key.value)} is given twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
+def _error(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=mark)
+
+
 class _Dumper(yaml.SafeDumper):
-    """Safe YAML dumper that writes lists on one line."""
+    """Safe YAML dumper that writes lists on one line, and no aliases, which `from_yaml` refuses."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 _Dumper.add_representer(

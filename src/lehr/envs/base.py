@@ -58,8 +58,8 @@ class Environment(Protocol):
             """How many environments of a batch share one reset computation per step.
 
             With 1, every environment computes its own reset at every step. If resets are expensive, a larger number
-            computes fewer of them. If more episodes end in one step than resets were computed, some of them start
-            from the same state.
+            computes fewer of them, and keeps them in a pool with a state for every environment. Episodes start from
+            the same state only if more of them end than resets are computed, over as many steps as this number.
             """
             return 1
 

@@ -76,7 +76,7 @@ def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
     function.
 
     >>> make("MountainCar-v0", force=0.002)
-    TimeLimit(env=MountainCar(force=0.002, goal_position=0.5), max_steps=200)
+    TimeLimit(env=MountainCar(goal_position=0.5, force=0.002), max_steps=200)
     """
     if not isinstance(env, str):
         return _given(env, parameters)

@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -118,6 +119,20 @@ class TimeLimit(Wrapper):
         return TimeLimitState(env_state, elapsed), timestep._replace(truncated=truncated)
 
 
+class ResetPool(NamedTuple):
+    """States that episodes start from, made in advance: a ring that is written in turn, and read in the same order.
+
+    If more episodes end than states were made, the ones that were read longest ago are read again.
+    """
+
+    starts: PyTree
+    """A state and its observation, leaves `[K, ...]`."""
+    position: jax.Array
+    """int32 `[]`: where the next states are written, a multiple of how many are made in a step."""
+    unread: jax.Array
+    """int32 `[]`: how many states before `position` no episode has started from."""
+
+
 @dataclass(frozen=True)
 class AutoReset(Wrapper):
     """Start the next episode in the step in which one ends, that is, when all agents are terminated or truncated.
@@ -136,18 +151,57 @@ class AutoReset(Wrapper):
         next_state, timestep = self._advance(key, state, action)
         return self._select(next_state, timestep, self._fresh(key))
 
-    def step_batch(self, keys: Key, states: PyTree, actions: PyTree) -> tuple[PyTree, Timestep]:
-        """Step a batch of environments, with keys `[N]`; see `Environment.environments_per_reset`."""
+    def reset_batch(self, key: Key, num_envs: int) -> tuple[PyTree, PyTree, ResetPool | tuple[()]]:
+        """Start an episode in each environment: their states, their observations, and the pool for `step_batch`.
+
+        The first episodes of environments that share resets have random lengths: those that only a time limit ends
+        would otherwise all end together, for ever.
+        """
+        states, obs = jax.vmap(self.env.reset)(jax.random.split(key, num_envs))
         if self.environments_per_reset == 1:
-            return jax.vmap(self.step)(keys, states, actions)
+            return states, obs, ()
+        size = self._resets_per_step(num_envs) * self.environments_per_reset
+        pool_key, length_key = jax.random.split(jax.random.fold_in(key, 1))
+        starts = jax.vmap(self.env.reset)(jax.random.split(pool_key, size))
+        return self._staggered(states, length_key, num_envs), obs, ResetPool(starts, jnp.int32(0), jnp.int32(size))
+
+    def step_batch(
+        self, keys: Key, states: PyTree, actions: PyTree, pool: ResetPool | tuple[()] = ()
+    ) -> tuple[PyTree, Timestep, ResetPool | tuple[()]]:
+        """Step a batch of environments, with keys `[N]`; see `Environment.environments_per_reset`."""
+        if isinstance(pool, tuple) and not isinstance(pool, ResetPool):
+            return *jax.vmap(self.step)(keys, states, actions), ()
         next_states, timesteps = jax.vmap(self._advance)(keys, states, actions)
-        fresh = jax.vmap(self._fresh)(keys[: -(-len(keys) // self.environments_per_reset)])
-        count = len(jax.tree.leaves(fresh)[0])
+        made = self._resets_per_step(len(keys))
+        fresh, size = jax.vmap(self._fresh)(keys[:made]), made * self.environments_per_reset
+        write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=pool.position, axis=0)
+        starts = jax.tree.map(write, pool.starts, fresh)
+        position, unread = (pool.position + made) % size, jnp.minimum(pool.unread + made, size)
         done = timesteps.terminated | timesteps.truncated
         done = done if self.num_agents == 1 else done.all(axis=1)
-        turn = (jnp.cumsum(done) - 1) % count  # the i-th environment that is done takes the i-th reset
-        given = jax.tree.map(lambda x: jnp.take(x, turn, axis=0, mode="clip"), fresh)
-        return jax.vmap(self._select)(next_states, timesteps, given)
+        ended = jnp.cumsum(done, dtype=jnp.int32)
+        turn = (position - unread + ended - 1) % size  # each that is done takes the next one
+        given = jax.tree.map(lambda x: jnp.take(x, turn, axis=0, mode="clip"), starts)
+        states, timesteps = jax.vmap(self._select)(next_states, timesteps, given)
+        return states, timesteps, ResetPool(starts, position, jnp.maximum(unread - ended[-1], 0))
+
+    def _resets_per_step(self, num_envs: int) -> int:
+        return -(-num_envs // self.environments_per_reset)
+
+    def _staggered(self, states: PyTree, key: Key, num_envs: int) -> PyTree:
+        """Set the step count of the time limit, if there is one, to a random number in each environment."""
+        limit: Any = self.env
+        while isinstance(limit, Wrapper) and not isinstance(limit, TimeLimit):
+            limit = limit.env
+        if not isinstance(limit, TimeLimit):
+            return states
+
+        def stagger(state: Any) -> Any:
+            if not isinstance(state, TimeLimitState):
+                return state
+            return state._replace(elapsed=jax.random.randint(key, (num_envs,), 0, limit.max_steps, jnp.int32))
+
+        return jax.tree.map(stagger, states, is_leaf=lambda node: isinstance(node, TimeLimitState))
 
     # fold_in costs one hash per key that is used; split would compute both, and most tasks do not use their step key.
 

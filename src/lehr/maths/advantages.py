@@ -165,24 +165,25 @@ def vtrace(
 
 
 def vtrace_of(
-    rollout: Rollout, values: jax.Array, log_ratios: jax.Array, coef: Mapping[str, jax.Array]
+    rollout: Rollout,
+    values: jax.Array,
+    next_values: jax.Array,
+    log_ratios: jax.Array,
+    coef: Mapping[str, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     """Compute the value targets and advantages of an off-policy rollout with `vtrace`, `[T, N]` each.
-
-    Within the rollout, the learner's values are used. For the observations at which an episode was truncated or the
-    rollout ends, only the behaviour policy's values are available.
 
     Args:
         rollout: collected with the behaviour policy μ.
         values: `[T, N]`, the learner's values.
+        next_values: `[T, N]`, the learner's values of the observations that follow.
         log_ratios: `[T, N]`, log π − log μ.
         coef: discount, gae_lambda, rho_clip, c_clip and policy_rho_clip.
     """
-    following = jnp.concatenate([values[1:], rollout.next_value[-1:]])
     return vtrace(
         rollout.reward,
         values,
-        jnp.where(rollout.done, rollout.next_value, following),
+        next_values,
         rollout.terminated,
         rollout.done,
         log_ratios,

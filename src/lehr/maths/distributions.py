@@ -38,7 +38,8 @@ class Categorical(Unsquashed):
     """One of `A` categories: `p_i = exp(l_i) / Σ_j exp(l_j)` for logits `l`, `[..., A]`.
 
     An action is int32 `[...]`. A logit of −inf masks its category: it is never sampled and contributes nothing to
-    entropy and divergence.
+    entropy and divergence. A row whose categories are all masked has no distribution, and counts as uniform, with a
+    gradient of 0.
 
     >>> policy = Categorical(jnp.log(jnp.array([0.5, 0.25, 0.25])))
     >>> round(float(policy.entropy()) / math.log(2), 4)
@@ -53,7 +54,7 @@ class Categorical(Unsquashed):
     def log_probs(self) -> jax.Array:
         """`log p_i = l_i − log Σ_j exp(l_j)`, `[..., A]`."""
         largest = jax.lax.stop_gradient(_last_max(self.logits))[..., None]
-        shifted = self.logits - largest
+        shifted = jnp.where(largest == -jnp.inf, 0.0, self.logits - largest)
         return shifted - jnp.log(_last_sum(jnp.exp(shifted)))[..., None]
 
     def sample(self, key: Key) -> jax.Array:

@@ -6,6 +6,7 @@ single steps, of segments, or of segments drawn by priority. It uses the functio
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -205,13 +206,16 @@ def prioritised(
     """Draw segments by priority (Schaul et al., 2016); return indices and importance weights, `[count, size]` each.
 
         P(i) = priority_i^α / Σ_j priority_j^α
-        weight_i = (N · P(i))^−β
+        weight_i = (size / (N · π_i))^β
+
+    where π_i is how often segment i is expected in a minibatch: size · P(i) with replacement. Without, each segment is
+    in it at most once, so π_i is the probability that it is, min(1, c · P(i)) with c such that Σ_i π_i = size. As long
+    as no size · P(i) is above 1, both weights are (N · P(i))^−β, and when all segments are drawn, they are 1.
 
     The minibatches are drawn independently. Priorities are raised to at least 1e-6 of the largest, so that every
     segment can be drawn and every weight is finite; if all are 0, the draw is uniform. The weights are not
-    normalised: with β = 1 and replacement, mean(weight · x) is an unbiased estimate of the mean of x over all
-    segments. Schaul et al. divide them by the largest; PufferLib does not, and uses
-    P(i) = (priority_i^α + 1e-6) / (Σ_j priority_j^α + 1e-6).
+    normalised: with β = 1, mean(weight · x) is an unbiased estimate of the mean of x over all segments. Schaul et al.
+    divide them by the largest; PufferLib does not, and uses P(i) = (priority_i^α + 1e-6) / (Σ_j priority_j^α + 1e-6).
 
     Args:
         key: random key for all `count` draws.
@@ -220,11 +224,10 @@ def prioritised(
         importance_exponent: β, a scalar; 0 makes every weight 1.
         count: number of minibatches.
         size: segments per minibatch.
-        replace: draw with replacement. Without it, segments are drawn one after the other, each by P among those
-            left; P(i) is that of the first draw, so the weights are approximate.
+        replace: draw with replacement.
 
-    >>> key, equal = jax.random.key(0), jnp.ones(4)
-    >>> indices, weights = prioritised(key, equal, 0.8, 0.4, count=1, size=4, replace=False)
+    >>> key, unequal = jax.random.key(0), jnp.array([1.0, 2.0, 3.0, 4.0])
+    >>> indices, weights = prioritised(key, unequal, 0.8, 0.4, count=1, size=4, replace=False)
     >>> sorted(indices[0].tolist()), weights.tolist()
     ([0, 1, 2, 3], [[1.0, 1.0, 1.0, 1.0]])
     """
@@ -235,13 +238,52 @@ def prioritised(
     relative = jnp.where(largest == 0, 1.0, priorities / jnp.where(largest == 0, 1.0, largest))
     log_probability = jax.nn.log_softmax(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)))
     if replace:
+        log_expected = math.log(size) + log_probability
         indices = _inverse_cdf(key, jnp.exp(log_probability), (count, size))
     else:
-        # The order of log P + Gumbel noise is the order of successive draws (the exponential race).
-        noise = jax.random.gumbel(key, (count, length), mode="high")
-        indices = jax.lax.top_k(log_probability[None] + noise, size)[1]
-    weights = jnp.exp(-importance_exponent * (math.log(length) + log_probability))
+        log_expected = _log_inclusion(log_probability, size)
+        draw = partial(_systematic, probability=jnp.exp(log_expected), size=size)
+        indices = jax.vmap(draw)(jax.random.split(key, count))
+    weights = jnp.exp(importance_exponent * (math.log(size / length) - log_expected))
     return indices, take(weights, indices, axis=0)
+
+
+def _log_inclusion(log_probability: jax.Array, size: int) -> jax.Array:
+    """Return log min(1, c · P), `[N]`, with c such that the inclusion probabilities sum to `size`.
+
+    >>> found = jnp.exp(_log_inclusion(jnp.log(jnp.array([0.1, 0.6, 0.3])), size=2))
+    >>> [round(float(probability), 3) for probability in found]
+    [0.25, 1.0, 0.75]
+    """
+    length = len(log_probability)
+    if size == length:
+        return jnp.zeros(length)
+    ordered = jnp.sort(log_probability, descending=True)
+    # With the m likeliest certain, c is (size − m) / Σ of the others; m is the least that leaves none of them above 1.
+    rest = jnp.flip(jax.lax.cumlogsumexp(jnp.flip(ordered)))[:size]
+    log_factor = jnp.log(size - jnp.arange(size, dtype=jnp.float32)) - rest
+    certain = jnp.argmax(log_factor + ordered[:size] <= 0)
+    # By rounding, one that is just certain may be missed; size − 1 certain ones always leave the last below 1.
+    certain = jnp.where(jnp.any(log_factor + ordered[:size] <= 0), certain, size - 1)
+    return jnp.minimum(log_probability + log_factor[certain], 0.0)
+
+
+def _systematic(key: Key, probability: jax.Array, size: int) -> jax.Array:
+    """Draw `size` different indices, int32 `[size]`, each with its inclusion probability, which sum to `size`.
+
+    Systematic sampling (Madow, 1949) in random order: lay the probabilities one after another on a line, and take those
+    on which one of the points u, u + 1, u + 2, … lies, with u uniform in [0, 1). Positions are 32-bit fractions: where
+    their sum overflows, it passes a point.
+    """
+    order_key, offset_key = jax.random.split(key)
+    order = permutation(order_key, len(probability))
+    certain = probability[order] >= 1.0
+    share = jnp.where(certain, 0.0, probability[order]) * 2.0**32
+    steps = jnp.minimum(share, 2.0**32 - 256).astype(jnp.uint32)
+    ends = jnp.cumsum(steps, dtype=jnp.uint32) + jax.random.bits(offset_key)
+    is_drawn = certain | (ends < steps)
+    # By rounding, one too many or too few may be drawn, about once in a million draws.
+    return order[jax.lax.top_k(is_drawn.astype(jnp.float32), size)[1]]
 
 
 def _inverse_cdf(key: Key, probability: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lehr import plugins
-from lehr.config import Plugin
+from lehr.config import Plugin, check_counts
 from lehr.errors import InputError, closest, shortened
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
@@ -93,6 +93,7 @@ class NetworkConfig:
                     f"{name} is {sizes} and recurrent_size is {self.recurrent_size}: every size must be at least 1; "
                     f"give {name}=() for no dense layers."
                 )
+        check_counts(self, "recurrent_size", "hidden_sizes", "critic_hidden_sizes")
         same_sizes = self.critic_hidden_sizes in (None, self.hidden_sizes)
         same_torso = self.critic_torso in (None, self.torso) and same_sizes
         if self.shared and not (same_torso and self.actor_obs == self.critic_obs):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from lehr.errors import InputError
-from lehr.types import Key
+from lehr.types import Key, check_fits
 
 Params: TypeAlias = dict[str, Any]
 """A nested dict of arrays with string keys."""
@@ -57,6 +57,8 @@ def build(make: Callable[[nnx.Rngs], ModuleType], key: Key) -> tuple[Network[Mod
     The module may only hold parameters: pass a carry, random numbers and statistics to its methods as arguments. The
     initialisation is compiled, once per `make`, and may itself be part of a traced function.
     """
+    _, expected = jax.eval_shape(functools.partial(_initialise, make), key)
+    check_fits("The network", "choose smaller layers", params=expected)
     graphdef, params = _initialise(make, key)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     return Network(graphdef, nnx.merge(graphdef, nnx.restore_int_paths(shapes))), params

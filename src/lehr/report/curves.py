@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lehr.errors import InputError, closest
-from lehr.report.plots import COLOURS, save_figure, steps_text, tidy
+from lehr.report.plots import COLOURS, plain, save_figure, steps_text, tidy
+from lehr.schedules.phases import MOST_STEPS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ _MOST_COEFFICIENTS = 4
 _MOST_POINTS = 1000
 _SMOOTHING = 0.01
 """The width of the moving average (the thick line), as a fraction of the steps."""
+_LARGEST = float(np.finfo(np.float32).max)
 _TITLE_WIDTH = 92
 """The number of characters that fit above a panel."""
 
@@ -61,6 +63,8 @@ def learning_figure(
     for run, columns in runs.items():
         if "env_steps" not in columns:
             raise InputError(f"The run '{run}' has no metrics yet; plot it after its first update.")
+        if not _is_numeric(columns["env_steps"]):
+            raise InputError(f"The run '{run}' has env_steps that are not numbers; mend its metrics.jsonl.")
     names = _chosen(runs, coefficients)
     heights = [3.2 + 0.2 * len(runs)] + [1.25] * len(names)
     made = Figure(figsize=(7, sum(heights)), layout="constrained")
@@ -70,7 +74,7 @@ def learning_figure(
     for axes, name in zip(panels, names, strict=True):
         text = (texts or {}).get(name)
         _draw_coefficient(axes, runs, name)
-        _style(axes, fill(f"{name}:  {text}" if text else name, _TITLE_WIDTH))
+        _style(axes, plain(fill(f"{name}:  {text}" if text else name, _TITLE_WIDTH)))
     bottom = [top, *panels][-1]
     bottom.set_xlabel("env steps")
     bottom.set_xlim(0, max(_last_step(columns) for columns in runs.values()))
@@ -81,7 +85,8 @@ def learning_figure(
 
 def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[str]:
     """Return the coefficients to plot: those requested, or by default those that take more than one value."""
-    known = {name.removeprefix("coef/") for columns in runs.values() for name in columns if name.startswith("coef/")}
+    found = {name: column for columns in runs.values() for name, column in columns.items()}
+    known = {name.removeprefix("coef/") for name in found if name.startswith("coef/") and _is_numeric(found[name])}
     if asked is None:
         varied = [name for name in sorted(known) if len(np.unique(_values(runs, name))) > 1]
         return sorted(varied, key=lambda name: (*_MAIN_COEFFICIENTS, name).index(name))[:_MOST_COEFFICIENTS]
@@ -97,7 +102,7 @@ def _values(runs: Mapping[str, Columns], coefficient: str) -> np.ndarray:
 
 
 def _points(columns: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps and values of the rows where a metric is finite.
+    """Return the steps and values of the rows where a metric is a finite float32; one of other things has no rows.
 
     >>> steps, values = _points({"env_steps": np.array([8, 16, 24]), "x": np.array([1.0, np.nan, 3.0])}, "x")
     >>> steps.tolist(), values.tolist()
@@ -105,13 +110,24 @@ def _points(columns: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
     """
     steps = columns["env_steps"]
     values = columns.get(name, np.full(len(steps), np.nan))
-    finite = np.isfinite(values)
+    if not _is_numeric(values):
+        values = np.full(len(steps), np.nan)
+    finite = (np.abs(values) <= _LARGEST) & _is_step(steps)
     return steps[finite], values[finite]
+
+
+def _is_numeric(column: np.ndarray) -> bool:
+    return column.dtype.kind in "fiu"
+
+
+def _is_step(steps: np.ndarray) -> np.ndarray:
+    return (steps >= 0) & (steps <= MOST_STEPS)
 
 
 def _last_step(columns: Columns) -> float:
     """Return the last step of a run, at least 1, so that the axis is not empty."""
-    return float(np.max(columns["env_steps"], initial=1))
+    steps = columns["env_steps"]
+    return float(np.max(steps[_is_step(steps)], initial=1))
 
 
 def _averaged(values: np.ndarray) -> np.ndarray:
@@ -140,7 +156,7 @@ def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
         steps, returns = map(_averaged, _points(columns, "episode/return"))
         axes.plot(steps, returns, color=colour, linewidth=0.7, alpha=0.4)
         smoothed = _smoothed(steps, returns, _SMOOTHING * _last_step(columns))
-        _draw_line(axes, steps, smoothed, colour, label=run)
+        _draw_line(axes, steps, smoothed, colour, label=plain(run))
         steps, means = map(_averaged, _points(columns, "evaluate/return"))
         if len(steps):
             axes.plot(steps, means, color=colour, markeredgecolor="white", clip_on=False, zorder=3, **points)

@@ -142,13 +142,14 @@ def chart(
        0%  25%  50%   75% 100%
     """
     drawn_with = drawn_with or ("braille" if len(schedules) == 1 else "marks")
+    rows = min(max(height, 3), _LARGEST_CHART)
     area = span(schedules, total_steps)
     bound = [schedule.bind(area.stop) for schedule in schedules]
     low, high = _limits(bound, area.stop)
-    ticks = {row: f"{high - (high - low) * row / (height - 1):.4g}" for row in _ticks(height, 4 if height > 8 else 2)}
+    ticks = {row: f"{high - (high - low) * row / (rows - 1):.4g}" for row in _ticks(rows, 4 if rows > 8 else 2)}
     margin = max(map(len, ticks.values())) + 2
     columns = width - margin - 1
-    if not (10 <= columns <= _LARGEST_CHART and 3 <= height <= _LARGEST_CHART):
+    if not (10 <= columns <= _LARGEST_CHART and height == rows):
         limits = f"from {margin + 11} by 3 to {_LARGEST_CHART} by {_LARGEST_CHART}"
         raise InputError(f"The chart size is {width} by {height} characters; it must be {limits}.")
     across, down = (2, 4) if drawn_with == "braille" else (1, 1)
@@ -253,7 +254,9 @@ def figure(
     axes = made.add_subplot()
     for number, (schedule, label) in enumerate(zip(schedules, labels or map(str, schedules), strict=True)):
         steps, values = samples(schedule.bind(area.stop), area.stop, _FIGURE_SAMPLES)
-        axes.plot(steps, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=fill(label, _LEGEND_WIDTH))
+        axes.plot(
+            steps, values, color=COLOURS[number % len(COLOURS)], linewidth=2, label=plain(fill(label, _LEGEND_WIDTH))
+        )
     low, high = axes.dataLim.intervaly
     if 0 < low < high / 2:  # close enough to 0 to include it in the axis
         axes.update_datalim([(0, 0)])
@@ -265,6 +268,15 @@ def figure(
     tidy(axes)
     made.legend(loc="outside upper left", frameon=False)
     return made
+
+
+def plain(text: str) -> str:
+    """The text as matplotlib shows it unchanged: dollar signs do not begin a formula, and every character is valid.
+
+    >>> plain("$5_vs_$10")
+    '\\\\$5_vs_\\\\$10'
+    """
+    return text.encode("utf-8", "replace").decode().replace("$", r"\$")
 
 
 def tidy(axes: "Axes") -> None:

@@ -8,8 +8,14 @@ from typing import Any
 from lehr import plugins
 from lehr.errors import InputError, closest, shortened
 from lehr.rewards.base import EnvironmentReward, RewardModel
+from lehr.rewards.discriminator import Discriminator
+from lehr.rewards.novelty import Novelty
 
-BUILT_IN: dict[str, type[RewardModel]] = {"environment": EnvironmentReward}
+BUILT_IN: dict[str, type[RewardModel]] = {
+    "environment": EnvironmentReward,
+    "discriminator": Discriminator,
+    "novelty": Novelty,
+}
 """The built-in reward models by name."""
 GROUP = "lehr.reward_models"
 """Entry-point group in which installed packages can register reward models."""
@@ -42,4 +48,4 @@ def find(model: Any) -> type[RewardModel]:
     return found
 
 
-__all__ = ["BUILT_IN", "EnvironmentReward", "RewardModel", "find"]
+__all__ = ["BUILT_IN", "Discriminator", "EnvironmentReward", "Novelty", "RewardModel", "find"]

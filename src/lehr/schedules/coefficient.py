@@ -23,6 +23,8 @@ class Coefficient:
     maximum: float = math.inf
     open_minimum: bool = False
     """Whether the range excludes the minimum itself."""
+    open_maximum: bool = False
+    """Whether the range excludes the maximum itself."""
     others: tuple[tuple[str, str], ...] = ()
     """Similar names with another meaning; each with an explanation and what to write instead."""
     name: str = ""
@@ -45,13 +47,15 @@ class Coefficient:
         left = "(" if self.open_minimum else "["
         if math.isinf(self.maximum):
             return f"{left}{number_text(self.minimum)}, ∞)"
-        return f"{left}{number_text(self.minimum)}, {number_text(self.maximum)}]"
+        right = ")" if self.open_maximum else "]"
+        return f"{left}{number_text(self.minimum)}, {number_text(self.maximum)}{right}"
 
     def check(self, value: AnySchedule | Controller) -> None:
         """Raise an error if the coefficient leaves its range at any step."""
         low, high = value.bounds()
         below = low <= self.minimum if self.open_minimum else low < self.minimum
-        if below or high > self.maximum or math.isnan(low + high):
+        above = high >= self.maximum if self.open_maximum else high > self.maximum
+        if below or above or math.isnan(low + high):
             worst = low if below else high
             raise InputError(
                 f"{self.name} is '{value}', which reaches {number_text(worst)}; it must stay in {self.range_text} at "

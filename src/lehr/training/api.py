@@ -95,16 +95,15 @@ def train(
         check_trust(saved, f"The run '{origin.path}'", trust, env)
         plan = _fork(algorithm, origin, saved, settings, instance)
     path = Path(run_dir or default_path(plan.algorithm, plan.run.env, plan.run.seed))
-    existed = path.is_dir()
     with _writable(path):
+        existed = path.is_dir()
         made = RunDirectory.create(path)
     with made as directory:
         try:
             loop = _begin(plan, directory, progress_fn)
         except BaseException:
-            shutil.rmtree(path, ignore_errors=True)
-            if existed:
-                path.mkdir()
+            for entry in list(path.iterdir()) if existed else [path]:  # a link, or '.', stays as it is
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
             raise
         return _run(plan, directory, loop)
 
@@ -170,7 +169,7 @@ def load(
     if isinstance(env, str) and env != saved["env"]:
         saved |= {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
-    plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env)
+    plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
     state, _ = restore(directory, plan)
     result = _result(plan, directory, state)
     lost = {name: value for name, value in saved.items() if _has_placeholder(value)}
@@ -241,8 +240,7 @@ def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) ->
             "all of them; pass the settings to change by name."
         )
     given = {config.underscored(name): value for name, value in settings.items()}
-    reward_model = given.get("reward_model", saved.get("reward_model", "environment"))
-    return config.merge(settings_classes(algorithm, reward_model), saved, settings)
+    return config.merge(settings_classes(algorithm, saved | given), saved, settings)
 
 
 def _without_placeholders(saved: dict[str, Any]) -> dict[str, Any]:
@@ -284,12 +282,11 @@ def _fork(
     env: AnyEnvironment | None,
 ) -> Plan:
     """Plan a new run that starts from another run's state, with changed settings."""
-    old = make_plan(algorithm, _without_placeholders(saved), env)
+    old = make_plan(algorithm, _without_placeholders(saved), env, loads=False)
     state, meta = restore(origin, old)
     plan = make_plan(algorithm, _changed(algorithm, saved, settings), env)
     # Controllers restart, since they may differ, and the key comes from the fork's own seed.
-    state = state._replace(
-        coefficients=plan.state.coefficients,
+    state = state.completed(plan.state)._replace(
         controllers=plan.state.controllers,
         rejected=jnp.uint32(0),
         key=plan.state.key,
@@ -319,6 +316,8 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, saved in {directory.path}")
+    if plan.loaded.summary:
+        loop.say(plan.loaded.summary)
     data = plan.state.learner.memory, plan.state.reward_model.memory
     if plan.run.checkpoint_replay == "off" and jax.tree.leaves(data):
         loop.warn(
@@ -326,8 +325,11 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
             "and resumed differs from one that is not."
         )
     result = _result(plan, directory, loop.run())
-    if result.metrics:  # empty if the run was stopped while compiling
-        learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
+    try:
+        if result.metrics:  # empty if the run was stopped while compiling
+            learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
+    except Exception as error:  # the run is complete, whatever becomes of its picture
+        loop.warn(f"The learning curve could not be drawn ({type(error).__name__}: {error}); the run is complete.")
     return result
 
 

@@ -42,6 +42,9 @@ _RENAMED = (
 )
 """Paths of format 1, and their current names."""
 
+_ADDED = (".actor.resets",)
+"""Begins of the paths of leaves that older checkpoints do not have; a state loaded from one keeps the template's."""
+
 _MEMORY = re.compile(r"\.(learner|reward_model)\.memory\b")
 """Paths of data, which may be gigabytes, as opposed to learned state."""
 
@@ -119,10 +122,12 @@ def load(
     """
     document = _read_document(path)
     wanted = _leaves(template)
+    saved = {described["path"] for described in document["leaves"]}
+    added = {name: leaf for name, leaf in wanted.items() if name.startswith(_ADDED) and name not in saved}
     first = {name: leaf for name, leaf in wanted.items() if _MEMORY.match(name)}
     has_memory = not document.get("without_memory")
-    expected = wanted if has_memory else {name: leaf for name, leaf in wanted.items() if name not in first}
-    _check_fits(path, document["leaves"], expected)
+    left_out = {*added, *(() if has_memory else first)}
+    _check_fits(path, document["leaves"], {name: leaf for name, leaf in wanted.items() if name not in left_out})
     restored = {
         described["path"]: _restore(array, described, wanted[described["path"]])
         for described, array in _read_arrays(path, document, wanted)
@@ -138,7 +143,7 @@ def load(
             has_memory = False
     if not has_memory:
         restored |= first
-    state = jax.tree.unflatten(jax.tree.structure(template), [restored[name] for name in wanted])
+    state = jax.tree.unflatten(jax.tree.structure(template), [(added | restored)[name] for name in wanted])
     return state, document["meta"] | {"step": document["step"]} | ({} if has_memory else {"without_memory": True})
 
 

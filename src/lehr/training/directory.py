@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 import jax
 
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, quoted
 from lehr.files import open_in_place, write_json
 from lehr.training import checkpoint
 
@@ -110,9 +110,12 @@ class RunDirectory:
     def open(cls, path: str | Path, root: Path = ROOT) -> "RunDirectory":
         """Find a run by its directory, or by its name under `root`."""
         places = [Path(path), root / path]
-        for place in places:
-            if (place / "status.json").is_file():
-                return cls(place)
+        try:
+            found = [place for place in places if (place / "status.json").is_file()]
+        except OSError as error:  # such as a name that is too long
+            raise InputError(f"Cannot open the run {quoted(str(path))}: {error.strerror}; give another.") from None
+        if found:
+            return cls(found[0])
         for place in places:
             if place.exists():
                 raise InputError(

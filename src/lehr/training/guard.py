@@ -9,19 +9,20 @@ from lehr.types import PyTree, TrainState
 def guarded(before: TrainState, after: TrainState, loss: jax.Array) -> TrainState:
     """Return the state after an update; if the loss or anything learned is not finite, undo the learning.
 
-    The rollout was collected either way, so the actor and the clock advance. `memory` holds data, may be large, and is
-    not checked.
+    The rollout was collected either way, so the actor and the clock advance. `memory` may be large and is not checked;
+    `data` never changes.
     """
     sound = is_finite((after.learner.params, after.learner.optimiser, after.learner.auxiliary))
-    sound &= is_finite(after.reward_model._replace(memory=())) & jnp.isfinite(loss)
+    sound &= is_finite(after.reward_model._replace(memory=(), data=())) & jnp.isfinite(loss)
 
     def kept(new: PyTree, old: PyTree) -> PyTree:
         return jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
 
     def learner(new: TrainState, old: TrainState, name: str) -> PyTree:
         learned = getattr(new, name)
-        unseen = kept(learned._replace(memory=()), getattr(old, name)._replace(memory=()))
-        return unseen._replace(memory=learned.memory)
+        before = getattr(old, name)
+        unseen = kept(learned._replace(memory=(), data=()), before._replace(memory=(), data=()))
+        return unseen._replace(memory=learned.memory, data=before.data)
 
     return after._replace(
         learner=learner(after, before, "learner"),

@@ -41,8 +41,10 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
 
     # --- rewards
     model_key = derive(state.key, "reward model", state.updates)
-    learned_rewards, reward_metrics = model.learn(state.reward_model, rollout, coef, model_key)
-    rollout = rollout._replace(reward=model.reward(state.reward_model, rollout, coef))
+    judge = model.normalised(state.reward_model, statistics)
+    learned_rewards, reward_metrics = model.learn(judge, rollout, coef, model_key)
+    latest = learned_rewards._replace(data=judge.data) if model.learns_first else judge
+    rollout = rollout._replace(reward=model.reward(latest, rollout, coef))
 
     # --- normalisation
     if algorithm.config.normalise_observations:
@@ -57,7 +59,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
     learner, metrics = algorithm.learn(state.learner, rollout, coef, derive(state.key, "learn", state.updates))
 
     # --- metrics, and the controllers that react to them
-    metrics |= reward_metrics | collected.finished.metrics() | broken(collected.rollout)
+    metrics |= reward_metrics | collected.finished.metrics() | broken(program.env, collected.rollout)
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = state.coefficients.update(state.controllers, metrics)
 

@@ -3,8 +3,6 @@
 import collections
 import contextlib
 import logging
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +18,8 @@ from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, Weigh
 from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
 from lehr.report.loggers.ledger import Ledger, Mark
-from lehr.training import checkpoint, settings_file
+from lehr.report.loggers.thinning import Thinning
+from lehr.training import checkpoint, settings_file, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
@@ -52,7 +51,7 @@ def restore(
             learner=plan.program.algorithm.forget(saved.learner),
             reward_model=plan.program.reward_model.forget(saved.reward_model),
         )
-    return saved._replace(coefficients=plan.state.coefficients), meta
+    return saved.completed(plan.state), meta
 
 
 class Loop:
@@ -70,6 +69,8 @@ class Loop:
         self.state, self.elapsed = plan.state, 0.0
         self.best: float | None = None
         self.best_update: int | None = None
+        every = None if plan.run.log_every is None else plan.every(plan.run.log_every)
+        self.thinning = Thinning(every)
         self.saved: int | None = None
         """The update of the latest checkpoint."""
         self.ledger = Ledger((Mark(int(self.state.updates)),))
@@ -83,6 +84,7 @@ class Loop:
                     f"total_steps is {plan.run.total_steps}, but '{directory.path}' has already made "
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
+            self._report_changed(dict(meta.get("data", {})))
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
             if meta.get("without_memory"):
                 self.warn(
@@ -90,6 +92,7 @@ class Loop:
                     "empty ones, so it will differ from one that was not stopped."
                 )
             self.ledger = self._check_metrics(meta)
+            self.thinning = Thinning(every, meta.get("waiting"))
         self.done = int(self.state.updates)
         self.rejected = int(self.state.rejected)
         self.last: dict[str, float] = {}
@@ -142,10 +145,23 @@ class Loop:
         else:
             logging.getLogger("lehr").warning(text)
 
+    def _report_changed(self, before: dict[str, str]) -> None:
+        """Warn if the data that a resumed run loads is not what it learned from before."""
+        now = dict(self.plan.loaded.sources)
+        for name in sorted({*before, *now}):
+            old, new = before.get(name, "none")[:12], now.get(name, "none")[:12]
+            if old != new:
+                self.warn(
+                    f"The data '{name}' changed since the last checkpoint (SHA-256 {old} before, {new} now): the run "
+                    "goes on with what it finds now, so it is not the run that it would have been."
+                )
+
     def run(self) -> TrainState:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
-            with self._files(), contextlib.closing(self.runner), self.progress, self.loggers, self._signals():
+            stopping = signals.handled(self._stop)
+            closing = self._closed("The environments", self.runner), self._closed("A logger", self.loggers)
+            with self._files(), stopping, closing[0], self.progress, closing[1]:
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
@@ -241,7 +257,7 @@ class Loop:
                 self._fail(RunFailed(f"The evaluation failed: {error} {where}"))
             rows[-1] |= found
             is_best = self._is_best(found)
-        self._log(rows)
+        self._log(rows, whole=is_last or "evaluate/return" in rows[-1])
         if is_last or is_best or self.done % self._checkpoint_interval == 0:
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
@@ -285,6 +301,10 @@ class Loop:
             "metrics": self.ledger.to_json(),
             "settings": settings_file.to_json(self.plan.mapping),
         }
+        if self.thinning.waiting:
+            meta["waiting"] = self.thinning.waiting
+        if self.plan.loaded.sources:
+            meta["data"] = dict(self.plan.loaded.sources)
         protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
             self.directory.checkpoints,
@@ -320,11 +340,19 @@ class Loop:
             found.append(row)
         return found
 
-    def _log(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self.loggers.log(row)
+    def _log(self, rows: list[dict[str, Any]], whole: bool = False) -> None:
+        """Log the updates of a chunk that have a row, the last one in any case if it is `whole`."""
+        for number, row in enumerate(rows, 1):
+            logged = self.thinning.add(row, always=whole and number == len(rows))
+            if logged is not None:
+                self.loggers.log(logged)
             if row["update/rejected"] > self.rejected:
                 self._reject(row)
+            if row.get("environment/broken_masks") and not self.last.get("environment/broken_masks"):
+                self.warn(
+                    f"The environment {self.plan.run.env} returned {row['environment/broken_masks']:g} observations "
+                    f"whose action_mask allows no action, in update {row['update']}; there, any action may be taken."
+                )
             self.last |= {name: value for name, value in row.items() if not np.isnan(value)}
         self.loggers.flush()
 
@@ -352,9 +380,9 @@ class Loop:
         causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
         applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
         what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
-        for field in ("rewards", "obs"):
-            if broken := row[f"environment/broken_{field}"]:
-                what = f"the environment {self.plan.run.env} returned {broken:g} non-finite {field}, so {what}"
+        for field, kind in (("rewards", "non-finite rewards"), ("obs", "non-finite obs"), ("masks", "empty masks")):
+            if broken := row.get(f"environment/broken_{field}"):
+                what = f"the environment {self.plan.run.env} returned {broken:g} {kind}, so {what}"
         self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
         if self.rejected > self.plan.run.max_rejected:
             self._fail(
@@ -381,22 +409,19 @@ class Loop:
             ) from error
 
     @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop the run after the current chunk on Ctrl-C or SIGTERM; stop immediately on a second Ctrl-C."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def stop(number: int, frame: Any) -> None:
-            self.stop_reason = f"signal {signal.Signals(number).name}"
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    def _closed(self, what: str, thing: Any) -> Iterator[None]:
+        """Close a thing at the end; by then everything is saved, so an error in its `close` is only a warning."""
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            try:
+                thing.close()
+            except Exception as error:
+                self.warn(f"{what} could not be closed ({type(error).__name__}: {error}); the run is not affected.")
+
+    def _stop(self, reason: str) -> None:
+        """Stop the run after the current chunk."""
+        self.stop_reason = reason
 
 
 def _next_count(count: int, pace: float) -> int:

@@ -26,22 +26,11 @@ from lehr.envs import (
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
+from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
-from lehr.training.program import Program, assemble
+from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.host import complete
-from lehr.types import TrainState
-
-_LEAST = {
-    "total_steps": 1,
-    "action_repeat": 1,
-    "frame_stack": 1,
-    "num_actors": 1,
-    "queue_size": 1,
-    "evaluate_episodes": 0,
-    "keep_checkpoints": 1,
-    "max_rejected": 0,
-}
-
+from lehr.types import Loaded, TrainState
 
 ACTORS = ("none", "threads", "processes", "ray")
 
@@ -73,6 +62,8 @@ class RunConfig:
     """Number of actors, each with num_envs environments."""
     queue_size: int = 2
     """Maximum number of rollouts that wait for the learner; actors wait while the queue is full."""
+    step_timeout: float | None = None
+    """Stop the run if a step or a reset of its host environments takes longer than this many seconds; none waits."""
     evaluate_every: int | None = None
     """Env steps between evaluations; none evaluates only at the end, or at every checkpoint if target_return is set."""
     evaluate_episodes: int = 100
@@ -87,6 +78,8 @@ class RunConfig:
     """Save the replay and stored rollouts in checkpoints; off saves space, but a resumed run then starts with none."""
     max_rejected: int = 10
     """Stop the run after this many non-finite updates."""
+    log_every: int | None = None
+    """Env steps between rows of the logs; none logs each of the first 10,000 updates, then ever fewer."""
     tensorboard: bool = True
     """Log to TensorBoard."""
     wandb: bool = False
@@ -97,12 +90,14 @@ class RunConfig:
     """Show progress."""
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be {least} or more.")
-        for name in ("evaluate_every", "checkpoint_every"):
-            if (given := getattr(self, name)) is not None and given < 1:
-                raise InputError(f"{name} is {given}; it must be 1 or more, or none.")
+        config.check_counts(self, "action_repeat", "num_actors", "queue_size", "keep_checkpoints")
+        config.check_counts(self, "frame_stack", most=1024)
+        config.check_counts(self, "evaluate_episodes", "max_rejected", least=0)
+        config.check_counts(self, "total_steps", most=MOST_STEPS)
+        config.check_counts(self, "evaluate_every", "checkpoint_every", "log_every", most=2**63 - 1)
+        config.check_counts(self, "seed", least=-(2**63), most=2**63 - 1)  # 64 bits
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise InputError(f"step_timeout is {self.step_timeout:g}; it must be positive, or none.")
         if self.actors not in ACTORS:
             raise InputError(f"actors is {self.actors!r}; {closest(self.actors, ACTORS)}")
         if self.overlap and self.actors != "none":
@@ -129,6 +124,8 @@ class Plan:
     env: AnyEnvironment
     program: Program
     state: TrainState
+    loaded: Loaded
+    """The data of the reward model."""
 
     @property
     def mapping(self) -> dict[str, Any]:
@@ -166,23 +163,32 @@ class Plan:
         return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
 
 
-def settings_classes(algorithm: Any, reward_model: Any = "environment") -> list[type]:
-    """Return the classes whose fields are the settings of a run, in one namespace."""
-    return [RunConfig, *algorithms.settings_of(algorithm), rewards.find(reward_model).Config]
+def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) -> list[type]:
+    """Return the classes whose fields are the settings of a run, in one namespace.
+
+    Args:
+        algorithm: its name, `module:Name`, or its class.
+        settings: the user's settings by name, some of which choose others: the reward model, a variant.
+    """
+    given = {config.underscored(name): value for name, value in (settings or {}).items()}
+    found, model = algorithms.find(algorithm, given), rewards.find(given.get("reward_model", "environment"))
+    check_reward_model(found, model)
+    return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
-def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None) -> Plan:
+def make_plan(
+    algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None, loads: bool = True
+) -> Plan:
     """Parse the settings and assemble the run.
 
     Args:
         algorithm: its name, `module:Name`, or its class.
         settings: by name, as the user gave them.
         env: the environment, if it is not given by name.
+        loads: whether to load the data of the reward model, which training needs.
     """
     use_compilation_cache()
-    given = {config.underscored(name): value for name, value in settings.items()}
-    reward_model = rewards.find(given.get("reward_model", "environment"))
-    classes = [RunConfig, *algorithms.settings_of(algorithm), reward_model.Config]
+    classes = settings_classes(algorithm, settings)
     run, algorithm_config, network, reward_config = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
     name = algorithms.name_of(algorithm)
@@ -197,7 +203,14 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
         check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
         if run.action_repeat > 1 or run.frame_stack > 1:
             made = made.with_wrappers(run.action_repeat, run.frame_stack)
+        if run.step_timeout is not None:
+            made = made.with_step_timeout(run.step_timeout)
     else:
+        if run.step_timeout is not None:
+            raise InputError(
+                f"step_timeout is {run.step_timeout:g}, but {run.env} is compiled and runs on the device; step_timeout "
+                "is for host environments, such as gym:CartPole-v1."
+            )
         if run.overlap:
             raise InputError(
                 f"overlap is true, but {run.env} is compiled and runs on the device; overlap is for host environments, "
@@ -209,12 +222,17 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment |
             made = ActionRepeat(made, run.action_repeat)
         if run.frame_stack > 1:
             made = _stacked(made, run.frame_stack)
+    found = algorithms.find(algorithm, {config.underscored(key): value for key, value in settings.items()})
+    reward_model = rewards.find(run.reward_model)
+    loaded = Loaded()
+    if loads:
+        loaded = build_reward_model(found, algorithm_config, made, reward_model, reward_config).load()
     program, state = assemble(
-        algorithm, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config
+        found, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config, loaded
     )
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
-    return Plan(name, run, algorithm_config, network, reward_config, made, program, state)
+    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded)
 
 
 def _stacked(env: Environment, count: int) -> Environment:

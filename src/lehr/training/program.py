@@ -13,12 +13,16 @@ from lehr.acting.collector import collected_shapes
 from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
+from lehr.errors import InputError
 from lehr.maths.normalise import initial_scaling, initial_statistics
 from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
-from lehr.types import Actor, Key, PyTree, TrainState, derive
+from lehr.types import Actor, Key, Loaded, PyTree, TrainState, check_fits, derive
+
+MOST_PER_UPDATE = 2**32
+"""Env steps per update stay below this, so that the clock is exact."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,11 @@ class Program:
     @property
     def needs(self) -> frozenset[str]:
         """The optional parts of a rollout that the algorithm or the reward model uses."""
-        return self.algorithm.needs | self.reward_model.needs
+        needs, behind = self.algorithm.needs, self.algorithm.needs_behind
+        # On the host, a policy may also be behind because of `overlap` or asynchronous actors.
+        if behind is not None and (self.lag or isinstance(self.env, HostEnvironment)):
+            needs = behind
+        return needs | self.reward_model.needs
 
     def collected_shapes(self, params: PyTree, statistics: Any, actor: Actor) -> Collected:
         """Return the shapes of what acting passes to learning."""
@@ -61,8 +69,10 @@ def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: 
     return partial(algorithms.find(algorithm).build, spaces, settings, network_config)
 
 
-def initial_state(program: Program, coefficients: Coefficients, params: PyTree, key: Key) -> TrainState:
-    """Return the state of a run before its first update."""
+def initial_state(
+    program: Program, coefficients: Coefficients, params: PyTree, key: Key, data: PyTree = ()
+) -> TrainState:
+    """Return the state of a run before its first update; `data` is what its reward model loaded."""
     settings, env, algorithm = program.algorithm.config, program.env, program.algorithm
     actor = initial_actor(env, algorithm, settings.num_envs, derive(key, "environments"))
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
@@ -73,14 +83,14 @@ def initial_state(program: Program, coefficients: Coefficients, params: PyTree, 
         actor=actor,
         observation_statistics=statistics,
         reward_scaling=initial_scaling(settings.num_envs * env.num_agents) if settings.normalise_rewards else (),
-        reward_model=program.reward_model.init(derive(key, "reward model"), example),
+        reward_model=program.reward_model.init(derive(key, "reward model"), example)._replace(data=data),
         coefficients=coefficients,
         controllers=coefficients.init(),
         key=key,
         updates=jnp.uint32(0),
         rejected=jnp.uint32(0),
         pending=(),
-        behind=jax.tree.map(lambda x: jnp.stack([x] * program.lag), params) if program.lag else (),
+        behind=jax.tree.map(lambda x: jnp.broadcast_to(x, (program.lag, *x.shape)), params) if program.lag else (),
     )
 
 
@@ -93,6 +103,7 @@ def assemble(
     seed: int = 0,
     reward_model: type[RewardModel] = EnvironmentReward,
     reward_settings: Any = None,
+    loaded: Loaded | None = None,
 ) -> tuple[Program, TrainState]:
     """Build the program of a run and its initial state.
 
@@ -105,14 +116,69 @@ def assemble(
         seed: random seed.
         reward_model: class of the reward model.
         reward_settings: the reward model's `Config`; all defaults if omitted.
+        loaded: what the reward model loads; it loads it here if omitted.
     """
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
     built, params = builder(algorithm, prepared, settings, network_config)(derive(key, "network"))
-    if reward_settings is None:
+    if reward_settings is None and reward_model is not EnvironmentReward:
         reward_settings = reward_model.Config()
-    spaces = Spaces(prepared.observation_space, prepared.action_space)
-    program = Program(prepared, built, reward_model.build(spaces, reward_settings))
-    found = config.coefficients(settings, total_steps) | config.coefficients(reward_settings, total_steps)
+    model = build_reward_model(type(built), settings, prepared, reward_model, reward_settings)
+    program = Program(prepared, built, model)
+    _check_sizes(program, params)
+    found = config.coefficients(settings, total_steps)
+    if reward_settings is not None:
+        found |= config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
-    return program, jax.jit(partial(initial_state, program))(coefficients, params, key)
+    loaded = model.load() if loaded is None else loaded
+    return program, jax.jit(partial(initial_state, program))(coefficients, params, key, loaded.data)
+
+
+def build_reward_model(
+    algorithm: type[Algorithm],
+    settings: Any,
+    env: AnyEnvironment,
+    reward_model: type[RewardModel] = EnvironmentReward,
+    reward_settings: Any = None,
+) -> RewardModel:
+    """Build the reward model of a run: the one that its algorithm brings, with the algorithm's settings, or the given.
+
+    Args:
+        algorithm: its class.
+        settings: the algorithm's `Config`.
+        env: the environment.
+        reward_model: class of the reward model that the user chose.
+        reward_settings: its `Config`; all defaults if omitted.
+    """
+    spaces = Spaces(env.observation_space, env.action_space)
+    check_reward_model(algorithm, reward_model)
+    if algorithm.reward_model is not EnvironmentReward:
+        return algorithm.reward_model.build(spaces, settings)
+    return reward_model.build(spaces, reward_model.Config() if reward_settings is None else reward_settings)
+
+
+def check_reward_model(algorithm: type[Algorithm], reward_model: type[RewardModel]) -> None:
+    """Refuse a reward model for an algorithm that brings its own."""
+    own = algorithm.reward_model
+    if own is not EnvironmentReward and reward_model is not EnvironmentReward:
+        raise InputError(
+            f"reward_model is {reward_model.__name__}, but this algorithm has its own, {own.__name__}; drop the option."
+        )
+
+
+def _check_sizes(program: Program, params: PyTree) -> None:
+    """Refuse a run whose parameters or observations do not fit into memory, or whose updates are too long."""
+    steps, settings = program.steps_per_update, program.algorithm.config
+    if steps >= MOST_PER_UPDATE:
+        raise InputError(
+            f"An update has {steps} env steps, num_envs · horizon · action_repeat for each agent; it must be below "
+            "2^32: reduce one of them."
+        )
+    agents = settings.horizon * settings.num_envs * program.env.num_agents
+    one = jax.eval_shape(program.env.observation_space.sample, jax.random.key(0))
+    check_fits(
+        "The run",
+        "reduce num_envs, horizon, frame_stack, lag or the sizes of layers",
+        obs=jax.tree.map(lambda x: jax.ShapeDtypeStruct((agents, *x.shape), x.dtype), one),
+        params=jax.tree.map(lambda x: jax.ShapeDtypeStruct((1 + program.lag, *x.shape), x.dtype), params),
+    )

@@ -1,8 +1,12 @@
 """Gymnasium's environments: what a batch answers, against single environments stepped by hand."""
 
+import multiprocessing
 import os
+import re
 import signal
-from types import SimpleNamespace
+import threading
+import time
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -11,7 +15,7 @@ import pytest
 from lehr import spaces
 from lehr.envs import check_env, make
 from lehr.envs.host import worker
-from lehr.envs.host.base import next_seeds
+from lehr.envs.host.base import EnvironmentFailed, ask, begin, check_step, next_seeds
 from lehr.envs.host.gym import Gym
 from lehr.errors import InputError
 
@@ -123,23 +127,143 @@ def test_ctrl_c_is_the_trainers_alone(monkeypatch):
     """In a process of its own an environment does not hear it, in the trainer's nothing changes."""
     heard = []
     monkeypatch.setattr("lehr.envs.host.worker.signal.signal", lambda *arguments: heard.append(arguments))
-    arguments = "CartPole-v1", {}, 0, 1, 1
+    arguments = "CartPole-v1", {}, 1, 1
     worker.make_env(*arguments, trainer=os.getpid())
     assert heard == []
     worker.make_env(*arguments, trainer=os.getpid() + 1)
     assert heard == [(signal.SIGINT, signal.SIG_IGN)]
 
 
-def test_closing_does_not_hide_what_ended_a_process():
-    batch = make("gym:CartPole-v1").start(1)
-    ended = []
+# Workers that die, hang or raise ---------------------------------------------------------------------------------------
 
-    def close():
-        raise EOFError
 
-    batch.envs.close, batch.envs.processes = close, [SimpleNamespace(terminate=lambda: ended.append(True))]
+@pytest.fixture
+def broken():
+    """`broken(fault)`: two environments in worker processes that break in their third step."""
+    made = []
+
+    def start(fault, step_timeout=None, **parameters):
+        env = make(TASKS + "Breaking-v0", vectorization="async", fault=fault, **parameters)
+        made.append(begin(env if step_timeout is None else env.with_step_timeout(step_timeout), 2))
+        made[-1].reset(SEEDS[:2])
+        for _ in range(2):
+            made[-1].step(np.zeros(2, np.int32))
+        return made[-1]
+
+    yield start
+    for batch in made:
+        began = time.perf_counter()
+        batch.close()
+        assert time.perf_counter() - began < 5
+        assert not [child for child in multiprocessing.active_children() if child.name.startswith("lehr-environment")]
+
+
+@pytest.mark.parametrize("method", ["step", pytest.param("reset", marks=pytest.mark.slow)])
+def test_a_worker_that_is_killed_is_named(method, broken):
+    batch = broken("none")
+    process = batch.group.processes[1]
+    os.kill(process.pid, signal.SIGKILL)
+    sentence = rf"Breaking-v0 is gone: its worker 1 \(process {process.pid}\) ended with code -9\.$"
+    with pytest.raises(EnvironmentFailed, match=sentence):
+        batch.step(np.zeros(2, np.int32)) if method == "step" else batch.reset(SEEDS[:2])
+
+
+def test_a_worker_that_is_killed_while_it_steps_is_named(broken):
+    batch = broken("hangs")
+    threading.Timer(0.3, batch.group.processes[0].kill).start()
+    with pytest.raises(EnvironmentFailed, match=r"its worker 0 \(process \d+\) ended with code -9"):
+        batch.step(np.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("raises", r"failed in step \(OSError: the simulator is gone\), in worker 0\.$"),
+        ("exits", r"failed in step \(SystemExit: 3\), in worker 0\.$"),
+        pytest.param("interrupts", r"failed in step \(KeyboardInterrupt\), in worker 0\.$", marks=pytest.mark.slow),
+        pytest.param("dies", r"its worker 0 \(process \d+\) ended with code 7\.$", marks=pytest.mark.slow),
+    ],
+)
+def test_what_ends_a_worker_is_one_sentence(fault, sentence, broken, capfd):
+    with pytest.raises(EnvironmentFailed, match=sentence):
+        broken(fault).step(np.zeros(2, np.int32))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_step_that_takes_too_long_is_a_failure(vectorization):
+    env = make(TASKS + "Breaking-v0", vectorization=vectorization, fault="hangs").with_step_timeout(1.0)
+    batch = begin(env, 2)
+    batch.reset(SEEDS[:2])
+    answers = [batch.step(np.zeros(2, np.int32)) for _ in range(2)]
+    assert answers[1].reward.tolist() == [1.0, 1.0]
+    began = time.perf_counter()
+    with pytest.raises(EnvironmentFailed, match="Breaking-v0 did not answer step within step_timeout=1 seconds"):
+        batch.step(np.zeros(2, np.int32))
     batch.close()
-    assert ended == [True]
+    assert 1.0 <= time.perf_counter() - began < 4.0
+
+
+@pytest.mark.parametrize("autoreset", ["seeded", "same_step", "next_step"])
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("terminated='no'", r"gave 'no' \(str\) as terminated, but must give a bool\."),
+        ("terminated=None", r"gave None \(NoneType\) as terminated, but must give a bool\."),
+        ("truncated=nan", r"gave nan \(float\) as truncated, but must give a bool\."),
+        ("truncated=1", r"gave 1 \(int\) as truncated, but must give a bool\."),
+        ("reward='5'", r"gave '5' \(str\) as reward, but must give a number\."),
+        ("reward=None", r"gave None \(NoneType\) as reward, but must give a number\."),
+        ("reward=1j", r"gave 1j \(complex\) as reward, but must give a number\."),
+        ("reward=[1, 2]", r"gave \[1, 2\] \(list\) as reward, but must give a number\."),
+    ],
+)
+def test_rewards_and_flags_are_not_made_of_something_else(fault, sentence, autoreset):
+    batch = begin(make(TASKS + "Breaking-v0", autoreset=autoreset, fault=fault), 2)
+    step = partial(batch.step, np.zeros(2, np.int32))
+    batch.reset(SEEDS[:2])
+    [step() for _ in range(2)]
+    with pytest.raises(EnvironmentFailed, match=sentence):
+        ask("Breaking-v0", "step", step)
+    batch.close()
+
+
+@pytest.mark.parametrize("autoreset", ["seeded", pytest.param("next_step", marks=pytest.mark.slow)])
+def test_nor_are_those_of_a_worker(autoreset, broken):
+    with pytest.raises(EnvironmentFailed, match=r"gave 'no' \(str\) as terminated, but must give a bool\."):
+        ask("Breaking-v0", "step", partial(broken("terminated='no'", autoreset=autoreset).step, np.zeros(2, np.int32)))
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+def test_a_repeated_action_adds_up_numbers_only(repeat):
+    env = make(TASKS + "Breaking-v0", fault="reward='5'").with_wrappers(repeat, 1)
+    problems = check_env(env)
+    assert problems == [f"The environment {env.name} gave '5' (str) as reward, but must give a number."]
+
+
+def test_numbers_of_all_kinds_are_rewards():
+    for reward, expected in (("np.float32(2)", 2), ("3", 3), ("True", 1), ("np.array(4.0)", 4), ("np.int8(5)", 5)):
+        batch = make(TASKS + "Breaking-v0", fault=f"reward={reward}").start(2)
+        batch.reset(SEEDS[:2])
+        answer = [batch.step(np.zeros(2, np.int32)) for _ in range(3)][-1]
+        assert answer.reward.tolist() == [expected, 1.0]
+        check_step(make(TASKS + "Breaking-v0", fault=""), answer, 2)
+        batch.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("obs=np.zeros(1)", r"gave float32\[2\] and float64\[1\] as obs, but must give the same shape"),
+        ("obs=np.array(['a', 'b'])", "gave obs in <U32, but its space requires float32"),
+        ("reset=np.zeros(1)", r"gave float64\[1\] as obs, but must give float32\[2\]"),
+    ],
+)
+def test_an_observation_that_does_not_match_its_space_is_not_made_to_match(fault, sentence, vectorization):
+    problems = check_env(make(TASKS + "Breaking-v0", vectorization=vectorization, fault=fault), num_envs=2)
+    assert len(problems) == 1
+    assert re.search(sentence, problems[0])
 
 
 def test_the_vectorised_version_of_an_environment():

@@ -59,7 +59,7 @@ def test_steps_are_those_of_brax(pendulum):
 
 
 def test_the_state_holds_what_a_step_reads(pendulum):
-    physics = pendulum.env._task.physics
+    physics = pendulum.env.task.physics
     state = physics.structure.unflatten(physics.leaves)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     read = {path for path, is_kept in zip(paths, physics.is_kept, strict=True) if is_kept}

@@ -129,7 +129,7 @@ def test_parameters_go_to_the_class_and_to_the_params():
     np.testing.assert_allclose(timestep.reward, -0.1, rtol=1e-6)
     assert adapter.make("CartPole-v1", max_steps_in_episode=7).truncation_gap == 7
     torques = adapter.make("Acrobot-v1", available_torque=[-2.0, 0.0, 2.0])
-    assert torques._task.params.available_torque.tolist() == [-2.0, 0.0, 2.0]
+    assert torques.task.params.available_torque.tolist() == [-2.0, 0.0, 2.0]
     assert torques == adapter.make("Acrobot-v1", available_torque=jnp.array([-2.0, 0.0, 2.0]))
 
 

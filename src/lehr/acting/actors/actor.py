@@ -82,7 +82,7 @@ class Worker:
             return self._collect(weights)
         except EnvironmentFailed:
             raise
-        except Exception as error:
+        except BaseException as error:  # also SystemExit, which would end a thread without a word
             raise ActorLost.by(error) from error
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Pool:
         self.lost = 0
         self.links: dict[int, Link] = {}
         self._weights: Weights | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._closing, self._lock = threading.Event(), threading.Lock()
         self._stack = contextlib.ExitStack()
         self._threads = [
@@ -99,7 +99,7 @@ class Pool:
                     if losses == MOST_LOSSES:
                         raise ActorLost(f"Actor {index} was lost {losses} times in a row ({error}).") from error
                     self.warn(f"Actor {index} was lost ({error}) and is replaced.")
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread must end the run
             self._failure = error
         finally:
             if link := self.links.pop(index, None):

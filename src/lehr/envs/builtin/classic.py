@@ -33,6 +33,11 @@ def _wrap_angle(angle: jax.Array) -> jax.Array:
     return angle - 2 * np.pi * jnp.round(angle / (2 * np.pi))
 
 
+def _stopped(place: jax.Array, speed: jax.Array, limit: float) -> tuple[jax.Array, jax.Array]:
+    """Stop what moves beyond a limit there."""
+    return jnp.clip(place, -limit, limit), jnp.where(jnp.abs(place) > limit, 0.0, speed)
+
+
 class CartPoleState(NamedTuple):
     """Position in metres, angle in radians, and their rates."""
 
@@ -55,6 +60,9 @@ class CartPole(Environment):
         x'' = a − m_p l θ'' cos θ / (m_c + m_p)
 
     integrated with explicit Euler steps. The initial state is uniform in [−0.05, 0.05]⁴.
+
+    With `terminates=False` an episode runs to its time limit, so that its length says nothing about how good it was:
+    beyond the limits the reward is 0, and at twice the limits the cart stops at walls and the pole rests on stops.
     """
 
     truncation_gap: ClassVar[int] = NEVER
@@ -66,6 +74,7 @@ class CartPole(Environment):
     time_step: float = 0.02
     position_limit: float = 2.4
     angle_limit: float = 12 * np.pi / 180
+    terminates: bool = True
 
     @property
     def observation_space(self) -> Box:
@@ -101,7 +110,13 @@ class CartPole(Environment):
             angular_velocity + self.time_step * angular_acceleration,
         )
         fallen = (jnp.abs(state.position) > self.position_limit) | (jnp.abs(state.angle) > self.angle_limit)
-        return state, _timestep(_vector(*state), 1.0, fallen)
+        if self.terminates:
+            return state, _timestep(_vector(*state), 1.0, fallen)
+        state = CartPoleState(
+            *_stopped(state.position, state.velocity, 2 * self.position_limit),
+            *_stopped(state.angle, state.angular_velocity, 2 * self.angle_limit),
+        )
+        return state, _timestep(_vector(*state), jnp.where(fallen, 0.0, 1.0), False)
 
 
 @register("CartPole-Hidden-v1", max_steps=500)
@@ -263,84 +278,74 @@ class MountainCarState(NamedTuple):
     velocity: jax.Array
 
 
-_CAR_BOX = Box([-1.2, -0.07], [0.6, 0.07])
-
-
-def _reset_car(key: Key) -> tuple[MountainCarState, jax.Array]:
-    """Start at rest, at a position uniform in [−0.6, −0.4]."""
-    position = jax.random.uniform(key, minval=-0.6, maxval=-0.4)
-    state = MountainCarState(position, jnp.zeros_like(position))
-    return state, _vector(*state)
-
-
-def _drive(state: MountainCarState, acceleration: jax.Array, goal: float) -> tuple[MountainCarState, jax.Array]:
-    """Move the car in the valley sin 3x with a wall on the left; return the new state and whether it is at the goal."""
-    velocity = jnp.clip(state.velocity + acceleration - 0.0025 * jnp.cos(3 * state.position), -0.07, 0.07)
-    position = jnp.clip(state.position + velocity, -1.2, 0.6)
-    velocity = jnp.where((position <= -1.2) & (velocity < 0), 0.0, velocity)
-    return MountainCarState(position, velocity), (position >= goal) & (velocity >= 0)
-
-
-@register("MountainCar-v0", max_steps=200)
 @dataclass(frozen=True)
-class MountainCar(Environment):
-    """Drive out of a valley with an engine too weak to climb directly: push left (0), nothing (1), right (2).
+class Valley(Environment):
+    """Abstract base class of the two MountainCars: a car in the valley sin 3x, with a wall on the left.
 
-    Observation `[2]`: position and velocity. Reward −1 at every step; terminates at the goal on the right.
+    Observation `[2]`: position and velocity.
     """
 
     truncation_gap: ClassVar[int] = NEVER
-    force: float = 0.001
     goal_position: float = 0.5
 
     @property
     def observation_space(self) -> Box:
         """Position and velocity."""
-        return _CAR_BOX
+        return Box([-1.2, -0.07], [0.6, 0.07])
+
+    def reset(self, key: Key) -> tuple[MountainCarState, jax.Array]:
+        """Start at rest, at a position uniform in [−0.6, −0.4]."""
+        position = jax.random.uniform(key, minval=-0.6, maxval=-0.4)
+        state = MountainCarState(position, jnp.zeros_like(position))
+        return state, _vector(*state)
+
+    def _drive(self, state: MountainCarState, acceleration: jax.Array) -> tuple[MountainCarState, jax.Array]:
+        """Move the car; return the new state and whether it is at the goal."""
+        velocity = jnp.clip(state.velocity + acceleration - 0.0025 * jnp.cos(3 * state.position), -0.07, 0.07)
+        position = jnp.clip(state.position + velocity, -1.2, 0.6)
+        velocity = jnp.where((position <= -1.2) & (velocity < 0), 0.0, velocity)
+        return MountainCarState(position, velocity), (position >= self.goal_position) & (velocity >= 0)
+
+
+@register("MountainCar-v0", max_steps=200)
+@dataclass(frozen=True)
+class MountainCar(Valley):
+    """Drive out of a valley with an engine too weak to climb directly: push left (0), nothing (1), right (2).
+
+    Reward −1 at every step; terminates at the goal on the right.
+    """
+
+    force: float = 0.001
 
     @property
     def action_space(self) -> Discrete:
         """Left, nothing or right."""
         return Discrete(3)
 
-    def reset(self, key: Key) -> tuple[MountainCarState, jax.Array]:
-        """Start at rest, at a position uniform in [−0.6, −0.4]."""
-        return _reset_car(key)
-
     def step(self, key: Key, state: MountainCarState, action: jax.Array) -> tuple[MountainCarState, Timestep]:
         """Apply the force; the key is not used."""
-        state, reached = _drive(state, (action - 1) * self.force, self.goal_position)
+        state, reached = self._drive(state, (action - 1) * self.force)
         return state, _timestep(_vector(*state), -1.0, reached)
 
 
 @register("MountainCarContinuous-v0", max_steps=999)
 @dataclass(frozen=True)
-class MountainCarContinuous(Environment):
+class MountainCarContinuous(Valley):
     """MountainCar with a continuous force u, clipped to [−1, 1].
 
     Reward 100 at the goal, minus 0.1 u² at every step (with u before clipping).
     """
 
-    truncation_gap: ClassVar[int] = NEVER
     power: float = 0.0015
     goal_position: float = 0.45
-
-    @property
-    def observation_space(self) -> Box:
-        """Position and velocity."""
-        return _CAR_BOX
 
     @property
     def action_space(self) -> Box:
         """A force."""
         return Box(-1, 1, (1,))
 
-    def reset(self, key: Key) -> tuple[MountainCarState, jax.Array]:
-        """Start at rest, at a position uniform in [−0.6, −0.4]."""
-        return _reset_car(key)
-
     def step(self, key: Key, state: MountainCarState, action: jax.Array) -> tuple[MountainCarState, Timestep]:
         """Apply the force; the key is not used."""
-        state, reached = _drive(state, jnp.clip(action[0], -1, 1) * self.power, self.goal_position)
+        state, reached = self._drive(state, jnp.clip(action[0], -1, 1) * self.power)
         reward = jnp.where(reached, 100.0, 0.0) - 0.1 * action[0] ** 2
         return state, _timestep(_vector(*state), reward, reached)

@@ -4,7 +4,10 @@ A `HostEnvironment` is a description, like an `Environment`. Its method `start` 
 environments that step together in NumPy. Agents are folded into the batch axis, `N = E · num_agents`.
 """
 
+import copy
 import functools
+import queue
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -13,8 +16,9 @@ import jax
 import numpy as np
 
 from lehr.envs.base import Environment
+from lehr.envs.host.answers import WrongAnswer, described, fits, wanted
 from lehr.errors import InputError
-from lehr.spaces import Space
+from lehr.spaces import Space, without_action
 from lehr.types import PyTree
 
 Answer = TypeVar("Answer")
@@ -40,6 +44,9 @@ class HostBatch(ABC):
 
     restores: bool = False
     """Whether `state` and `restore` can save and restore the environments."""
+
+    keeps_time: bool = False
+    """Whether it raises `EnvironmentFailed` itself when a step takes longer than `HostEnvironment.step_timeout`."""
 
     @abstractmethod
     def reset(self, seeds: np.ndarray) -> PyTree:
@@ -68,6 +75,15 @@ class HostBatch(ABC):
 
 class HostEnvironment(ABC):
     """The description of a host environment: immutable and hashable, with the attributes of `Environment`."""
+
+    step_timeout: float | None = None
+    """Seconds that a step or a reset of the whole batch may take; `None` for no limit."""
+
+    def with_step_timeout(self, seconds: float) -> "HostEnvironment":
+        """Return the environment with a time limit for a step; it is equal to the one without, since it acts alike."""
+        limited = copy.copy(self)
+        object.__setattr__(limited, "step_timeout", seconds)
+        return limited
 
     @property
     @abstractmethod
@@ -149,12 +165,88 @@ class EnvironmentFailed(RuntimeError):
 
 
 def ask(name: str, method: str, call: Callable[[], Answer]) -> Answer:
-    """Call a method of an environment; turn any exception into an error that names the environment."""
+    """Call a method of an environment; turn any exception into an error that names the environment.
+
+    `sys.exit` in an environment is a failure like any other. So is `KeyboardInterrupt`, except in the main thread,
+    where it is the user's.
+    """
     try:
         return call()
-    except Exception as error:
+    except EnvironmentFailed:
+        raise
+    except WrongAnswer as error:
+        raise EnvironmentFailed(
+            f"The environment {name} gave {error.given} as {error.field}, but must give {error.wanted}."
+        ) from error
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise EnvironmentFailed(f"The environment {name} failed in {method} ({text}).") from error
+
+
+def begin(env: HostEnvironment, num_envs: int) -> HostBatch:
+    """Create running environments, with their time limit for a step."""
+    batch = ask(env.name, "its constructor", functools.partial(env.start, num_envs))
+    if env.step_timeout is None or batch.keeps_time:
+        return batch
+    return Timed(batch, env.name, env.step_timeout)
+
+
+class Timed(HostBatch):
+    """A batch in this process whose steps and resets have a time limit: they run in a thread, which can be left."""
+
+    keeps_time = True
+
+    def __init__(self, batch: HostBatch, name: str, seconds: float) -> None:
+        self.batch, self.name, self.seconds, self.restores = batch, name, seconds, batch.restores
+        self.calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.stuck = False
+        # A daemon, so that a process can end although an environment hangs.
+        threading.Thread(target=self._serve, name="lehr-environments", daemon=True).start()
+
+    def reset(self, seeds: np.ndarray) -> PyTree:
+        """Start an episode in each environment."""
+        return self._within("reset", functools.partial(self.batch.reset, seeds))
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Step each environment."""
+        return self._within("step", functools.partial(self.batch.step, action))
+
+    def state(self) -> PyTree:
+        """Return the arrays that `restore` needs."""
+        return self.batch.state()
+
+    def restore(self, state: PyTree) -> PyTree:
+        """Restore the environments, which takes as many steps as were made, and has no limit."""
+        return self.batch.restore(state)
+
+    def close(self) -> None:
+        """Close the environments, unless one of them hangs."""
+        self.calls.put(None)
+        if not self.stuck:
+            self.batch.close()
+
+    def _within(self, method: str, call: Callable[[], Answer]) -> Answer:
+        self.calls.put(functools.partial(ask, self.name, method, call))
+        try:
+            answer = self.answers.get(timeout=self.seconds)
+        except queue.Empty:
+            self.stuck = True
+            raise EnvironmentFailed(
+                f"The environment {self.name} did not answer {method} within step_timeout={self.seconds:g} seconds."
+            ) from None
+        if isinstance(answer, EnvironmentFailed):
+            raise answer
+        return answer
+
+    def _serve(self) -> None:
+        while (call := self.calls.get()) is not None:
+            try:
+                self.answers.put(call())
+            except EnvironmentFailed as error:
+                self.answers.put(error)
 
 
 def check_step(env: HostEnvironment, step: HostStep, size: int) -> None:
@@ -162,16 +254,26 @@ def check_step(env: HostEnvironment, step: HostStep, size: int) -> None:
     check_obs(env, step.obs, size)
     if step.final_obs is not step.obs:
         check_obs(env, step.final_obs, size)
-    for field, kinds in (("reward", "fiub"), ("terminated", "b"), ("truncated", "b")):
-        array = getattr(step, field)
-        if not isinstance(array, np.ndarray) or array.shape != (size,) or array.dtype.kind not in kinds:
-            kind = "numbers" if field == "reward" else "bools"
+    for field in ("reward", "terminated", "truncated"):
+        if not fits(field, array := getattr(step, field), size):
             raise EnvironmentFailed(
-                f"The environment {env.name} gave {_describe(array)} as {field}, but must give {size} {kind}."
+                f"The environment {env.name} gave {described(array)} as {field}, but must give {wanted(field, size)}."
             )
+    _check_masks(env, step.obs, step.terminated | step.truncated)
     if not np.isfinite(step.reward).all():
         bad = step.reward[~np.isfinite(step.reward)][0]
         raise EnvironmentFailed(f"The environment {env.name} gave {bad} as reward; rewards must be finite.")
+
+
+def _check_masks(env: HostEnvironment, obs: PyTree, over: np.ndarray) -> None:
+    """Raise an error if an agent whose episode goes on has no possible action."""
+    stuck = without_action(env.observation_space, env.action_space, obs)
+    if stuck is not None and (stuck & ~over).any():
+        index = int(np.flatnonzero(stuck & ~over)[0])
+        raise EnvironmentFailed(
+            f"The environment {env.name} gave an action_mask without any action (agent {index} of the batch), but must "
+            "allow at least one while an episode goes on."
+        )
 
 
 def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
@@ -187,7 +289,7 @@ def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
         field = "obs" + jax.tree_util.keystr(path)
         if not isinstance(array, np.ndarray) or array.shape != (size, *like.shape):
             raise EnvironmentFailed(
-                f"The environment {env.name} gave {_describe(array)} as {field}, but its space requires "
+                f"The environment {env.name} gave {described(array)} as {field}, but its space requires "
                 f"{like.dtype}{[size, *like.shape]}."
             )
         if not np.can_cast(array.dtype, like.dtype, "same_kind"):
@@ -274,9 +376,3 @@ def next_seeds(seeds: np.ndarray) -> np.ndarray:
     mixed = seeds.astype(np.uint32) * np.uint32(0x9E3779B1) + np.uint32(0x7F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     return mixed ^ (mixed >> np.uint32(13))
-
-
-def _describe(array: Any) -> str:
-    if not isinstance(array, np.ndarray):
-        return f"a {type(array).__name__}"
-    return f"{array.dtype}{list(array.shape)}"

@@ -7,13 +7,13 @@ the step that ends an episode or in the next one, work too, but start new episod
 
 import functools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lehr import spaces
+from lehr.envs.host.answers import over, stacked
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset
 from lehr.errors import InputError, closest
 from lehr.plugins import require
@@ -156,24 +156,24 @@ class Gym(HostEnvironment):
         if self.vectorization == "vector":
             made = gymnasium.make_vec(self.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **parameters)
             return SelfResetting(made)
-        from lehr.envs.host import worker
-
-        functions = [
-            functools.partial(
-                worker.make_env, self.id, parameters, index, self.action_repeat, self.frame_stack, os.getpid()
-            )
-            for index in range(num_envs)
-        ]
-        modes = gymnasium.vector.AutoresetMode
-        mode = {"seeded": modes.DISABLED, "same_step": modes.SAME_STEP, "next_step": modes.NEXT_STEP}[self.autoreset]
-        if self.vectorization == "async":
-            # Forking is not safe after JAX has been used.
-            made = gymnasium.vector.AsyncVectorEnv(functions, copy=False, context="forkserver", autoreset_mode=mode)
-        else:
-            made = gymnasium.vector.SyncVectorEnv(functions, copy=False, autoreset_mode=mode)
+        group = self._group(num_envs, parameters)
         if self.autoreset == "seeded":
-            return Seeded(made, self.initial_state(np.zeros(num_envs, np.uint32)))
-        return SelfResetting(made)
+            return Seeded(group, self._first_action, self.initial_state(np.zeros(num_envs, np.uint32)))
+        return Singles(group, self._first_action, num_envs, late=self.masks)
+
+    def _group(self, num_envs: int, parameters: dict[str, Any]) -> Any:
+        """Create the environments, in this process or in processes of their own."""
+        from lehr.envs.host import group
+
+        settings = self.id, parameters, self.action_repeat, self.frame_stack, os.getpid(), self.autoreset
+        if self.vectorization == "sync":
+            return group.Local([_one_of_many(*settings) for _ in range(num_envs)])
+        functions = [functools.partial(_one_of_many, *settings)] * num_envs
+        return group.Workers(self.name, functions, self._one.observation_space, self.step_timeout)
+
+    @property
+    def _first_action(self) -> int:
+        return _first_action(self._one.action_space)
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
         """Return the seeds and room for the actions of an episode."""
@@ -221,56 +221,72 @@ class GivenVector(HostEnvironment):
         return SelfResetting(self.env, stays_open=True)
 
 
-class Seeded(HostBatch):
+class Singles(HostBatch):
+    """Single environments that reset themselves, in the step that ends an episode, or in the next one (`late`)."""
+
+    def __init__(self, group: Any, first_action: int, size: int, late: bool) -> None:
+        self.group, self.first_action, self.size, self.late = group, first_action, size, late
+        self.keeps_time = hasattr(group, "step_timeout")
+        self.was_over = np.zeros(size, bool)
+
+    def reset(self, seeds: np.ndarray) -> PyTree:
+        """Start an episode in each environment."""
+        self.was_over = np.zeros(self.size, bool)
+        return self.group.reset(seeds)
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Take one step; if they reset late, the step after the end of an episode is only a reset."""
+        obs, final, reward, terminated, truncated = self._step_all(action)
+        was_over, done = self.was_over, terminated | truncated
+        self.was_over = done & ~was_over
+        if self.late:
+            return late_reset(was_over, obs, reward, terminated, truncated)
+        final_obs = _copied(obs) if done.any() else obs
+        for index in np.flatnonzero(done):
+            _put(final_obs, index, final[index])
+        return HostStep(obs, final_obs, reward, terminated, truncated)
+
+    def _step_all(self, action: np.ndarray) -> tuple[PyTree, tuple[Any, ...], np.ndarray, np.ndarray, np.ndarray]:
+        # A copy, since the environment may write into it and a journal needs the original.
+        answers = self.group.step(action + self.first_action)
+        _, reward, terminated, truncated, final = zip(*answers, strict=True)
+        flags = stacked("terminated", terminated), stacked("truncated", truncated)
+        return self.group.observations(answers), final, stacked("reward", reward), *flags
+
+    def render(self) -> np.ndarray:
+        """Render the first environment."""
+        return np.asarray(self.group.each("render", {0: ()})[0][0])
+
+    def close(self) -> None:
+        """Close the environments and their processes, if any."""
+        self.group.close()
+
+
+class Seeded(Singles):
     """Environments that are reset with our seeds, and restored by replaying their actions."""
 
     restores = True
 
-    def __init__(self, envs: Any, state: dict[str, np.ndarray]) -> None:
-        gymnasium = _gymnasium()
-        self.envs, self.journal = envs, Journal(state)
-        self.start = _first_action(envs.single_action_space)
-        # Step the environments of a SyncVectorEnv directly, which is faster, if the observation is one array.
-        is_sync = isinstance(envs, gymnasium.vector.SyncVectorEnv)
-        self.singles = (
-            envs.envs if is_sync and isinstance(envs.single_observation_space, gymnasium.spaces.Box) else None
-        )
+    def __init__(self, group: Any, first_action: int, state: dict[str, np.ndarray]) -> None:
+        super().__init__(group, first_action, len(state["seeds"]), late=False)
+        self.journal = Journal(state)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
         """Start an episode in each environment."""
         self.journal.begin(seeds)
-        obs, _ = self.envs.reset(seed=self.journal.seeds.tolist())
-        return obs
+        return self.group.reset(self.journal.seeds)
 
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step, record the actions, and start the next episode where one has ended."""
-        # A copy, since the environment may write into it and the journal needs the original.
-        obs, reward, terminated, truncated = self._step_all(action + self.start)
+        obs, _, reward, terminated, truncated = self._step_all(action)
         done = terminated | truncated
         self.journal.write(action, done)
         final_obs = obs
         if done.any():
             final_obs = _copied(obs)
-            obs = self._reset_where(done, obs)
+            seeds = self.journal.seeds
+            obs = self.group.reset_some(obs, {int(index): int(seeds[index]) for index in np.flatnonzero(done)})
         return HostStep(obs, final_obs, reward, terminated, truncated)
-
-    def _step_all(self, action: np.ndarray) -> tuple[PyTree, np.ndarray, np.ndarray, np.ndarray]:
-        if self.singles is None:
-            obs, *others, _ = self.envs.step(action)
-            reward, terminated, truncated = (part.copy() for part in others)  # the environment reuses these arrays
-            return obs, reward, terminated, truncated
-        results = [env.step(one) for env, one in zip(self.singles, action, strict=True)]
-        obs, reward, terminated, truncated, _ = zip(*results, strict=True)
-        return np.stack(obs), np.array(reward, float), np.array(terminated, bool), np.array(truncated, bool)
-
-    def _reset_where(self, done: np.ndarray, obs: PyTree) -> PyTree:
-        """Reset the environments that are done, and put their new observations into `obs`."""
-        seeds = self.journal.seeds.tolist()
-        if self.singles is None:
-            return self.envs.reset(seed=seeds, options={"reset_mask": done})[0]
-        for index in np.flatnonzero(done):
-            obs[index], _ = self.singles[index].reset(seed=seeds[index])
-        return obs
 
     def state(self) -> PyTree:
         """Return the seeds of the current episodes, and their actions so far."""
@@ -278,19 +294,10 @@ class Seeded(HostBatch):
 
     def restore(self, state: PyTree) -> PyTree:
         """Replay the episodes."""
-        actions = self.journal.read(state)
+        actions = self.journal.read(state) + self.first_action
         seeds, elapsed = self.journal.seeds, self.journal.elapsed
-        self.envs.reset(seed=seeds.tolist())
-        observations = self.envs.call("replay", seeds, elapsed, actions + self.start if self.start else actions)
-        return _stacked(observations)
-
-    def render(self) -> np.ndarray:
-        """Render the first environment."""
-        return np.asarray(self.envs.call("render")[0])
-
-    def close(self) -> None:
-        """Close the environments and their processes, if any."""
-        _close(self.envs)
+        replays = {index: (int(seeds[index]), actions[: elapsed[index], index]) for index in range(self.size)}
+        return self.group.observations(self.group.each("replay", replays))
 
 
 class SelfResetting(HostBatch):
@@ -319,12 +326,12 @@ class SelfResetting(HostBatch):
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step; in next-step mode, the step after the end of an episode is only a reset."""
         obs, reward, terminated, truncated, info = self.envs.step(action + self.start if self.start else action)
+        done = over(terminated, truncated, self.size)
         if not self.late:
-            done = np.logical_or(terminated, truncated)
             final_obs = _with_final(obs, info, done) if done.any() else obs
             return HostStep(obs, final_obs, np.array(reward), np.array(terminated), np.array(truncated))
         was_over = self.over
-        self.over = np.logical_or(terminated, truncated) & ~was_over
+        self.over = done & ~was_over
         return late_reset(was_over, obs, reward, terminated, truncated)
 
     def render(self) -> np.ndarray:
@@ -398,7 +405,7 @@ def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: i
     from lehr.envs.host import worker
 
     try:
-        return worker.make_env(name, dict(parameters), 0, action_repeat, frame_stack, os.getpid())
+        return worker.make_env(name, dict(parameters), action_repeat, frame_stack, os.getpid())
     except gymnasium.error.NameNotFound:
         raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names())}") from None
     except gymnasium.error.Error as error:
@@ -409,17 +416,25 @@ def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: i
         raise InputError(f"gym:{name} needs a package that is not installed: {error}.") from None
 
 
+def _one_of_many(
+    name: str, parameters: dict[str, Any], action_repeat: int, frame_stack: int, trainer: int, autoreset: str
+) -> Any:
+    """Create one environment of a batch, in this process or in another."""
+    from lehr.envs.host import worker
+
+    return worker.Single(worker.make_env(name, parameters, action_repeat, frame_stack, trainer), autoreset)
+
+
 def _copied(obs: PyTree) -> PyTree:
     if isinstance(obs, dict):
         return {name: _copied(part) for name, part in obs.items()}
     return np.array(obs)
 
 
-def _stacked(observations: Sequence[PyTree]) -> PyTree:
-    """Stack the observations of single environments into a batch."""
-    if isinstance(observations[0], dict):
-        return {name: _stacked([obs[name] for obs in observations]) for name in observations[0]}
-    return np.stack([np.asarray(obs) for obs in observations])
+def _put(into: PyTree, index: int, value: PyTree) -> None:
+    from lehr.envs.host.group import put
+
+    put(into, int(index), value)
 
 
 def _with_final(obs: PyTree, info: dict[str, Any], done: np.ndarray) -> PyTree:
@@ -428,13 +443,6 @@ def _with_final(obs: PyTree, info: dict[str, Any], done: np.ndarray) -> PyTree:
         raise KeyError("info['final_obs'] is missing, but is required from environments that reset in the same step")
     final, copied = info["final_obs"], _copied(obs)
 
-    def put(into: PyTree, index: int, value: PyTree) -> None:
-        if isinstance(into, dict):
-            for name, part in into.items():
-                put(part, index, value[name])
-        else:
-            into[index] = value
-
     for index in np.flatnonzero(done):
-        put(copied, int(index), {k: v[index] for k, v in final.items()} if isinstance(final, dict) else final[index])
+        _put(copied, index, {k: v[index] for k, v in final.items()} if isinstance(final, dict) else final[index])
     return copied

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lehr import spaces
+from lehr.envs.host.answers import checked
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal
 from lehr.envs.host.gym import LONGEST_LOG, actions_of, as_32_bit
 from lehr.errors import InputError, closest
@@ -224,10 +225,11 @@ class World:
         reward, terminated, truncated = np.zeros(size), ~valid, np.zeros(size, bool)
         for i in np.flatnonzero(valid):
             agent = self.agents[i]
-            reward[i] = rewards[agent]
-            truncated[i] = truncations.get(agent, False)
+            reward[i] = checked("reward", rewards[agent])
+            truncated[i] = checked("truncated", truncations.get(agent, False))
             # An agent that disappears without a flag is terminated.
-            terminated[i] = terminations.get(agent, False) or not (present[i] or truncated[i])
+            flag = checked("terminated", terminations.get(agent, False))
+            terminated[i] = flag or not (present[i] or truncated[i])
         self.alive = present & ~(valid & (terminated | truncated))
         # The final observation of a terminated agent is not used, so it may be missing.
         final_obs = self._seen(obs, valid, may_miss=terminated)

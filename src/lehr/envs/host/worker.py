@@ -1,18 +1,23 @@
-"""Code that runs next to a single Gymnasium environment, also in worker processes: this file must not import JAX."""
+"""Code that runs next to a single Gymnasium environment, also in worker processes: this file does not use JAX."""
 
-import functools
+import contextlib
 import os
 import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector.utils import write_to_shared_memory
+
+from lehr.envs.host.answers import WrongAnswer, checked
 
 
 def make_env(
-    name: str, parameters: dict[str, Any], index: int, action_repeat: int, frame_stack: int, trainer: int
+    name: str, parameters: dict[str, Any], action_repeat: int, frame_stack: int, trainer: int
 ) -> gymnasium.Env:
-    """Create environment `index` of a batch, in the training process (its ID is `trainer`) or in a worker process."""
+    """Create an environment, in the training process (its ID is `trainer`) or in a worker process."""
     if os.getpid() != trainer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; only the trainer handles it
     env = gymnasium.make(name, disable_env_checker=True, **parameters)
@@ -20,26 +25,103 @@ def make_env(
         env = GymActionRepeat(env, action_repeat)
     if frame_stack > 1:
         env = GymFrameStack(env, frame_stack)
-    # An attribute can be called through the vector environment by name; a wrapper would slow down every step.
-    attributes: Any = env
-    attributes.replay = functools.partial(replay, env, index)
     return env
 
 
-def replay(env: gymnasium.Env, index: int, seeds: np.ndarray, elapsed: np.ndarray, actions: np.ndarray) -> Any:
-    """Restore an environment by replaying its episode, and return the last observation.
+class Single:
+    """One environment of a batch, which resets as `autoreset` says: `seeded`, `same_step` or `next_step`."""
 
-    Args:
-        env: environment `index` of a batch.
-        index: the environment's index in the arrays below.
-        seeds: the seeds of the episodes, `[E]`.
-        elapsed: the number of steps taken in each episode, `[E]`.
-        actions: the actions taken, `[L, E, ...]`.
+    def __init__(self, env: gymnasium.Env, autoreset: str) -> None:
+        self.env, self.autoreset, self.over = env, autoreset, False
+
+    def reset(self, seed: int) -> tuple[Any]:
+        """Start an episode and return its first observation."""
+        self.over = False
+        return (self.env.reset(seed=seed)[0],)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Take one step: observation, reward, terminated, truncated, and the final observation if it was reset."""
+        if self.over:  # the step after the end of an episode, with next_step
+            self.over = False
+            return self.env.reset()[0], 0.0, False, False, None
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        final_obs = None
+        if self.autoreset != "seeded" and (_is_set(terminated) or _is_set(truncated)):
+            if self.autoreset == "same_step":
+                obs, final_obs = self.env.reset()[0], obs
+            else:
+                self.over = True
+        return obs, reward, terminated, truncated, final_obs
+
+    def replay(self, seed: int, actions: np.ndarray) -> tuple[Any]:
+        """Restore an episode from its seed and its actions, `[L, ...]`, and return the last observation."""
+        obs, _ = self.env.reset(seed=seed)
+        for action in actions:
+            obs, *_ = self.env.step(action)
+        return (obs,)
+
+    def render(self) -> tuple[Any]:
+        """Return a frame."""
+        return (self.env.render(),)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def serve(index: int, make: Callable[[], Single], ours: Connection, theirs: Connection, memory: Any) -> None:
+    """Serve environment `index` of a batch in a worker process, until the trainer ends it or is gone.
+
+    An order is a method of `Single` and its arguments; `None` ends the process. The answer is `(True, result)`, or
+    `(False, error)` and the end of the process. An observation is written to the shared memory; one that does not match
+    its space is sent instead, for the trainer to report.
     """
-    obs, _ = env.reset(seed=int(seeds[index]))
-    for step in range(elapsed[index]):
-        obs, *_ = env.step(actions[step, index])
-    return obs
+    theirs.close()
+    single = None
+    with contextlib.suppress(EOFError, OSError):  # the trainer is gone
+        try:
+            single = make()
+            ours.send((True, ()))
+            while (order := ours.recv()) is not None:
+                method, arguments = order
+                obs, *others = getattr(single, method)(*arguments)
+                space = single.env.observation_space
+                if method != "render" and matches(space, obs):
+                    write_to_shared_memory(space, index, obs, memory)
+                    obs = None
+                ours.send((True, (obs, *others)))
+        except (EOFError, ConnectionError):
+            raise
+        except BaseException as error:  # also SystemExit: the trainer must hear of it
+            ours.send((False, error if isinstance(error, WrongAnswer) else as_text(error)))
+        finally:
+            with contextlib.suppress(Exception):  # the trainer has what it needs
+                if single is not None:
+                    single.close()
+
+
+def _is_set(flag: Any) -> bool:
+    """Whether a flag is set; one of the wrong type is reported by the trainer."""
+    try:
+        return bool(checked("terminated", flag))
+    except WrongAnswer:
+        return False
+
+
+def as_text(error: BaseException) -> str:
+    """The name and the message of an error."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def matches(space: gymnasium.Space, obs: Any) -> bool:
+    """Whether shared memory would hold an observation as it is."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        parts = space.spaces.items()
+        return isinstance(obs, dict) and all(name in obs and matches(part, obs[name]) for name, part in parts)
+    array = np.asarray(obs)
+    if space.dtype is None or array.shape != space.shape:
+        return False
+    return array.dtype == space.dtype or np.can_cast(array.dtype, space.dtype, "same_kind")
 
 
 class GymActionRepeat(gymnasium.Wrapper):
@@ -54,8 +136,8 @@ class GymActionRepeat(gymnasium.Wrapper):
         total = 0.0
         for _ in range(self.count):
             obs, reward, terminated, truncated, info = self.env.step(action)
-            total += float(reward)
-            if terminated or truncated:
+            total += float(checked("reward", reward))
+            if checked("terminated", terminated) or checked("truncated", truncated):
                 break
         return obs, total, terminated, truncated, info
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.envs.base import NEVER, Environment
-from lehr.envs.suites.foreign import by_their_rules, hashable
+from lehr.envs.suites.foreign import FromSource, by_their_rules, hashable
 from lehr.envs.suites.lean_step import LeanStep, lean_step
 from lehr.envs.wrappers import ActionRepeat, TimeLimit
 from lehr.errors import InputError, closest
@@ -75,7 +75,7 @@ def adapt(env: Any, **parameters: Any) -> Environment:
                 "environment that it wraps."
             )
     made = Brax(env)
-    if not made._task.counts_episode:
+    if not made.task.counts_episode:
         return _limited(made, parameters)
     if parameters:
         raise InputError(
@@ -88,14 +88,14 @@ def adapt(env: Any, **parameters: Any) -> Environment:
 def _limited(env: "Brax", parameters: dict[str, Any]) -> Environment:
     """Apply the time limit and the action repeat."""
     settings = _OURS | parameters
-    _ = env._task
+    _ = env.task
     limit, repeat = settings["episode_length"], settings["action_repeat"]
     limited = env if limit is None else TimeLimit(env, limit)
     return limited if repeat == 1 else ActionRepeat(limited, repeat)
 
 
 @dataclass(frozen=True)
-class Brax(Environment):
+class Brax(FromSource):
     """A Brax environment. `info` is empty.
 
     The state is a tuple with the arrays of Brax's `State` that a step reads. What every step recomputes, such as the
@@ -104,38 +104,19 @@ class Brax(Environment):
 
     environments_per_reset: ClassVar[int] = 16
 
-    source: Any
-    """Brax's name of the environment, or a Brax environment object."""
-    parameters: tuple[tuple[str, Any], ...] = ()
-    """Arguments of the environment's class, sorted by name."""
-
-    @property
-    def observation_space(self) -> Space:
-        """Unbounded boxes."""
-        return self._task.observation_space
-
-    @property
-    def action_space(self) -> Box:
-        """From -1 to 1."""
-        return Box(-1, 1, (self._task.action_size,))
-
     @property
     def env_steps_per_step(self) -> int:
         """1, except for objects in Brax's `EpisodeWrapper` with an action repeat."""
-        return self._task.env_steps_per_step
+        return self.task.env_steps_per_step
 
     @property
-    def truncation_gap(self) -> int:
-        """`NEVER`, except for objects in Brax's `EpisodeWrapper`."""
-        return self._task.truncation_gap
-
-    @property
-    def _task(self) -> "_Task":
+    def task(self) -> "_Task":
+        """Brax's environment, with unbounded observations and actions from -1 to 1."""
         return _task(self.source, self.parameters)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """Start an episode."""
-        task = self._task
+        task = self.task
         with by_their_rules():
             state = task.env.reset(key)
         return task.physics.kept(state), _observation(state.obs)
@@ -143,7 +124,7 @@ class Brax(Environment):
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         """Take one step; the key is not used, since Brax keeps its own in the state."""
         with by_their_rules():
-            state, (obs, reward, done, truncated) = self._task.physics.step(state, action)
+            state, (obs, reward, done, truncated) = self.task.physics.step(state, action)
         done, truncated = jnp.asarray(done, bool), jnp.asarray(truncated, bool)
         reward = jnp.asarray(reward, jnp.float32)
         return state, Timestep(_observation(obs), reward, done & ~truncated, truncated, {})
@@ -154,7 +135,7 @@ class _Task(NamedTuple):
 
     env: Any
     observation_space: Space
-    action_size: int
+    action_space: Box
     env_steps_per_step: int
     truncation_gap: int
     counts_episode: bool
@@ -186,7 +167,7 @@ def _task(source: Any, parameters: tuple[tuple[str, Any], ...]) -> _Task:
     return _Task(
         env=env,
         observation_space=_space(begun.obs),
-        action_size=action_size,
+        action_space=Box(-1, 1, (action_size,)),
         env_steps_per_step=repeat,
         truncation_gap=max(1, episodes[0].episode_length // repeat) if episodes else NEVER,
         counts_episode=bool(episodes),

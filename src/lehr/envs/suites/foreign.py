@@ -2,14 +2,51 @@
 
 import contextlib
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lehr.envs.base import Environment
 from lehr.errors import InputError
+from lehr.spaces import Space
 from lehr.types import PyTree
+
+
+@dataclass(frozen=True)
+class FromSource(Environment):
+    """Abstract base class of adapters that are a name or an object of their suite, and parameters.
+
+    Whatever takes time to find out about an environment is its `task`, which the adapter caches by these two fields.
+    """
+
+    source: Any
+    """The suite's name of the environment, or an environment object of the suite."""
+    parameters: tuple[tuple[str, Any], ...] = ()
+    """The parameters given, sorted by name."""
+
+    @property
+    @abstractmethod
+    def task(self) -> Any:
+        """The spaces, the truncation gap and what else the adapter needs, created once."""
+
+    @property
+    def observation_space(self) -> Space:
+        """The task's observation space."""
+        return self.task.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        """The task's action space."""
+        return self.task.action_space
+
+    @property
+    def truncation_gap(self) -> int:
+        """The task's time limit; `NEVER` if it has none of its own."""
+        return self.task.truncation_gap
 
 
 @contextlib.contextmanager

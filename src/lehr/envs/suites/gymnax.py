@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.envs.base import NEVER, Environment
-from lehr.envs.suites.foreign import by_their_rules, settle
+from lehr.envs.base import NEVER
+from lehr.envs.suites.foreign import FromSource, by_their_rules, settle
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.spaces import Box, Dict, Discrete, Space
@@ -66,47 +66,28 @@ def adapt(env: Any, **parameters: Any) -> "Gymnax":
 
 
 @dataclass(frozen=True)
-class Gymnax(Environment):
+class Gymnax(FromSource):
     """A Gymnax environment. The state is Gymnax's; `info` is empty.
 
     Images are masks of zeros and ones. They are int8 instead of float32: a rollout takes a quarter of the memory, and
     the network sees the same numbers.
     """
 
-    source: Any
-    """Gymnax's name of the environment, or a Gymnax environment object."""
-    parameters: tuple[tuple[str, Any], ...] = ()
-    """The parameters given, sorted by name."""
-
     @property
-    def observation_space(self) -> Space:
-        """Gymnax's space, with the actual dtype of the observations."""
-        return self._task.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """Gymnax's action space."""
-        return self._task.action_space
-
-    @property
-    def truncation_gap(self) -> int:
-        """The time limit, or `NEVER` for tasks of fixed length."""
-        return self._task.truncation_gap
-
-    @property
-    def _task(self) -> "_Task":
+    def task(self) -> "_Task":
+        """Gymnax's environment and spaces, with the actual dtype of the observations."""
         return _task(self.source, self.parameters)
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """Start an episode."""
-        task = self._task
+        task = self.task
         with by_their_rules():
             obs, state = task.env.reset_env(key, task.params)
         return jax.tree.map(settle, state, task.dtypes), _observation(task.observation_space, obs)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         """Take one step."""
-        task = self._task
+        task = self.task
         with by_their_rules():
             obs, state, reward, done, _ = task.env.step_env(key, state, action, task.step_params)
             done, late = jnp.asarray(done, bool), task.is_late(state)
@@ -204,7 +185,7 @@ def _checked(source: Any, parameters: dict[str, Any]) -> Gymnax:
             raise InputError(f"{described} has no parameter {name!r}; {closest(name, defaults) if defaults else ''}")
         parameters[name] = _frozen(described, name, value, defaults[name])
     made = Gymnax(source, tuple(sorted(parameters.items())))
-    _ = made._task
+    _ = made.task
     return made
 
 

@@ -4,20 +4,23 @@ Floats are written with full precision, so that they read back as the same float
 infinity; they are the strings "NaN", "Infinity" and "-Infinity", as in the JSON format of protocol buffers.
 """
 
+import itertools
 import json
 import math
 import mmap
-from array import array
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
 from lehr.files import open_in_place, sync
 from lehr.report.loggers.ledger import Mark
 
+_BLOCK = 2**22
+"""Bytes that are parsed at once."""
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -76,47 +79,95 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """Read a file into columns by name, each with one entry per row; an incomplete last line is ignored.
 
     A column is int64 if every row has an integer for it (exact to 2^53), otherwise float64, with NaN for missing
-    values. A column that contains strings has dtype object, with "" for missing values.
+    values. A column that contains strings has dtype object, with "" for missing values, or NaN among numbers.
     """
-    numbers: dict[str, array[float]] = {}
-    strings: dict[str, dict[int, str]] = {}
-    fractional = set()
-    rows = 0
-    with path.open("rb") as file:
-        for line in file:
-            row = _parse(line)
-            if row is None and not file.read(1):
-                break
-            if row is None:
-                raise InputError(f"Line {rows + 1} of '{path}' is not a JSON object; remove that line.")
-            for name, value in row.items():
-                value = _NON_FINITE.get(value, value) if isinstance(value, str) else value
-                if isinstance(value, str):
-                    strings.setdefault(name, {})[rows] = value
-                    continue
-                column = numbers.setdefault(name, array("d"))
-                if not isinstance(value, int) or len(column) < rows:
-                    fractional.add(name)
-                column.extend([math.nan] * (rows - len(column)))
-                column.append(value)
-            rows += 1
-    columns: dict[str, np.ndarray] = {}
-    for name, column in numbers.items():
-        short = rows - len(column)
-        column.extend([math.nan] * short)
-        columns[name] = np.array(column, np.float64 if short or name in fractional else np.int64)
-    for name, places in strings.items():
-        mixed = columns[name].astype(object) if name in columns else np.full(rows, "", object)
-        mixed[list(places)] = list(places.values())
-        columns[name] = mixed
+    blocks: list[tuple[int, dict[str, np.ndarray]]] = []
+    count = 0
+    try:
+        with path.open("rb") as file:
+            while lines := file.readlines(_BLOCK):
+                rows = _rows(path, lines, count, is_last=not file.peek(1))
+                blocks.append((len(rows), _columns(path, rows, count)))
+                count += len(rows)
+    except OSError as error:
+        raise InputError(f"The metrics '{path}' cannot be read: {error.strerror}; give a run with metrics.") from None
+    names = dict.fromkeys(name for _, block in blocks for name in block)
+    return {name: _joined([block.get(name, np.full(size, None)) for size, block in blocks]) for name in names}
+
+
+def _rows(path: Path, lines: list[bytes], before: int, is_last: bool) -> list[dict[str, Any]]:
+    """Parse lines, all at once because that is much faster; if one is broken, find out which."""
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        if len(rows) == len(lines) and lines[-1].endswith(b"\n") and all(type(row) is dict for row in rows):
+            return rows
+    except (ValueError, RecursionError):
+        pass
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _parse(line)
+        if row is None and is_last and number == len(lines):
+            break
+        if row is None:
+            raise InputError(f"Line {before + number} of '{path}' is not a JSON object; remove that line.")
+        rows.append(row)
+    return rows
+
+
+def _columns(path: Path, rows: list[dict[str, Any]], before: int) -> dict[str, np.ndarray]:
+    """The columns of some rows: int64, float64, or objects with `None` for missing values."""
+    names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        kinds = set(map(type, values))
+        if str in kinds:
+            values = [_NON_FINITE.get(value, value) if isinstance(value, str) else value for value in values]
+            kinds = set(map(type, values))
+        absent = type(None) in kinds and any(name in row and row[name] is None for row in rows)
+        if absent or not kinds <= {int, float, bool, str, type(None)}:
+            _refuse(path, name, rows, before)
+        try:
+            plain = kinds <= {int, float, bool}
+            kind: Any = object if not plain else np.float64 if float in kinds else np.int64
+            columns[name] = np.array(values, kind)
+        except OverflowError:  # a whole number beyond 64 bits
+            try:
+                columns[name] = np.array([np.nan if value is None else float(value) for value in values])
+            except (OverflowError, ValueError):
+                _refuse(path, name, rows, before)
     return columns
+
+
+def _refuse(path: Path, name: str, rows: list[dict[str, Any]], before: int) -> NoReturn:
+    """Raise an error for the first row whose value is neither a string nor a number that fits into a float."""
+    for number, row in enumerate(rows, before + 1):
+        value = row.get(name, "")
+        is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+        if not isinstance(value, str) and not is_number:
+            raise InputError(
+                f"Line {number} of '{path}' has {quoted(value)} for {quoted(name)}; it must be a number or a text: "
+                "remove that line."
+            )
+    raise InputError(f"The column {quoted(name)} of '{path}' mixes texts with numbers beyond 64 bits; remove it.")
+
+
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    """The pieces of a column as one, with missing values filled in."""
+    column = np.concatenate(pieces)
+    if column.dtype != object:
+        return column
+    missing = column == None  # noqa: E711, elementwise
+    kinds = set(map(type, column[~missing]))
+    column[missing] = "" if kinds == {str} else math.nan
+    return column if str in kinds else column.astype(np.float64)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     """Parse a complete line; return `None` if it is incomplete or not a JSON object."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

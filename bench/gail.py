@@ -1,0 +1,138 @@
+"""GAIL from four expert episodes: is the expert's return reached, for which inputs, and what breaks it?
+
+    python bench/gail.py                     all parts, 3 seeds
+    python bench/gail.py --parts pendulum    some of them
+    python bench/gail.py --seeds 10
+
+Experts are trained first, with PPO, and their demonstrations are kept in --folder. All seeds of a setting are one
+population. The score of a return R is (R − random) / (expert − random): 1 is the expert, 0 are random actions.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bench.imitation import random_return, train
+from lehr.acting.evaluation import evaluate
+from lehr.acting.recording import record
+from lehr.algorithms import gail
+from lehr.envs import make
+from lehr.rewards.discriminator import Discriminator, Rows
+from lehr.training.plan import use_compilation_cache
+
+EPISODES = 4
+ENVS: dict[str, Any] = {
+    "pendulum": make("Pendulum-v1"),
+    "cartpole-full": make("CartPole-v1", terminates=False),
+    "cartpole": make("CartPole-v1"),
+}
+PENDULUM = {
+    "num_envs": 32,
+    "epochs": 4,
+    "learning_rate": "2e-3 -> 0",
+    "discount": 0.9,
+    "entropy_coef": 0.0,
+    "normalise_observations": True,
+    "normalise_rewards": True,
+}
+EXPERTS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "pendulum": ("pendulum", 500_000, PENDULUM),
+    "cartpole-full": ("cartpole", 300_000, {}),  # one that never falls is an expert of both
+    "cartpole": ("cartpole", 300_000, {}),
+}
+"""By task: the task that its expert is trained on, env steps and settings."""
+GAIL_PENDULUM = {  # each rollout is a whole episode of every environment, so that it shows all of its phases
+    "num_envs": 16,
+    "horizon": 200,
+    "minibatches": 16,
+    "epochs": 4,
+    "learning_rate": "2e-3 -> 0",
+    "entropy_coef": 0.0,
+    "normalise_observations": True,
+    "imitation_reward": "logit",
+}
+GAIL_CARTPOLE = {"normalise_observations": True, "entropy_coef": "0.01 -> 0"}
+
+
+@dataclass(frozen=True)
+class Shuffled(Discriminator):
+    """A discriminator whose labels mean nothing: each step of a batch is the expert's or the policy's by a coin."""
+
+    def batches(self, learner: Any, steps: Any, key: Any) -> tuple[Rows, Rows]:
+        """Swap half of the steps."""
+        batch_key, coin_key = jax.random.split(key)
+        expert, policy = super().batches(learner, steps, batch_key)
+        coin = jax.random.bernoulli(coin_key, 0.5, expert.weight.shape)
+
+        def swap(one: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where(coin.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+
+        return jax.tree.map(swap, expert, policy), jax.tree.map(swap, policy, expert)
+
+
+@dataclass(frozen=True)
+class ShuffledGAIL(gail.Algorithm):
+    """GAIL with shuffled labels."""
+
+    reward_model: ClassVar[type] = Shuffled
+
+
+PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
+    "pendulum": ("pendulum", "gail", 400_000, GAIL_PENDULUM),
+    "pendulum-transition": ("pendulum", "gail", 400_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
+    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 400_000, GAIL_PENDULUM),
+    "cartpole-full": ("cartpole-full", "gail", 300_000, GAIL_CARTPOLE),
+    "cartpole-full-shuffled": ("cartpole-full", ShuffledGAIL, 300_000, GAIL_CARTPOLE),
+    "cartpole": ("cartpole", "gail", 300_000, GAIL_CARTPOLE),
+}
+"""By name: the task, the algorithm, env steps and settings."""
+
+
+def expert(task: str, folder: Path) -> tuple[Path, float]:
+    """Train the expert of a task and record it, unless it is there; return the file and the expert's mean return."""
+    path, note = folder / f"{task}.npz", folder / f"{task}.txt"
+    if not path.exists():
+        origin, steps, settings = EXPERTS[task]
+        policy = train("ppo", ENVS[origin], steps, [1000], settings).policies[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        record(policy, ENVS[task], episodes=20, seed=7, out=path)
+        note.write_text(str(float(evaluate(policy, ENVS[task], 100, seed=1).returns.mean())))
+    return path, float(note.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), metavar="PART")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("demonstrations"))
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings to change, for trials")
+    parser.add_argument("--total-steps", type=int)
+    arguments = parser.parse_args()
+    use_compilation_cache()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    changes = dict(pair.split("=", 1) for pair in arguments.set)
+    print(f"| part | expert | random | returns of {len(seeds)} seeds | lowest score | mean score | seconds |")
+    print("|---|---|---|---|---|---|---|")
+    for part in arguments.parts:
+        task, algorithm, steps, settings = PARTS[part]
+        path, best = expert(task, arguments.folder)
+        worst = random_return(ENVS[task])
+        begin = time.perf_counter()
+        given = {**settings, "demonstrations": str(path), "demonstration_episodes": EPISODES, **changes}
+        found = train(algorithm, ENVS[task], arguments.total_steps or steps, seeds, given).returns
+        scores = (found - worst) / (best - worst)
+        shown = ", ".join(f"{value:.1f}" for value in found)
+        row = f"{best:.1f} | {worst:.1f} | {shown} | {scores.min():.3f} | {scores.mean():.3f}"
+        print(f"| {part} | {row} | {time.perf_counter() - begin:.0f} |", flush=True)
+        assert np.isfinite(found).all()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the benchmarks of reward models share: train all seeds of a setting as one population, and evaluate them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr import algorithms, rewards
+from lehr.acting.evaluation import make_evaluator
+from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.config import build
+from lehr.envs import AnyEnvironment
+from lehr.training.iteration import iteration
+from lehr.training.program import assemble, builder, initial_state
+from lehr.types import derive
+
+
+class Trained(NamedTuple):
+    """Policies of several seeds."""
+
+    policies: list[Policy]
+    returns: np.ndarray
+    """`[seeds]`: mean return of 100 episodes with the most likely actions."""
+    curve: np.ndarray
+    """`[seeds, updates]`: mean return of the episodes that ended in each update, NaN if none did."""
+
+
+def train(
+    algorithm: Any, env: AnyEnvironment, total_steps: int, seeds: Sequence[int], settings: dict[str, Any]
+) -> Trained:
+    """Train a policy for each seed, all in one compiled program.
+
+    Args:
+        algorithm: its name or class.
+        env: the environment.
+        total_steps: env steps of each policy.
+        seeds: the seeds.
+        settings: of the algorithm, its network, and the reward model that `reward_model` names.
+    """
+    given = dict(settings)
+    model = rewards.find(given.pop("reward_model", "environment"))
+    found = algorithms.find(algorithm, given)
+    own, network, reward = build([found.Config, found.NetworkConfig, model.Config], given)
+    program, first = assemble(found, env, own, network, total_steps, 0, model, reward)
+    updates = total_steps // program.steps_per_update
+
+    def begin(seed: jax.Array) -> Any:
+        key = jax.random.key(seed)
+        _, params = builder(found, program.env, own, network)(derive(key, "network"))
+        return initial_state(program, first.coefficients, params, key)
+
+    def run(state: Any, data: Any) -> Any:
+        state = state._replace(reward_model=state.reward_model._replace(data=data))
+
+        def update(state: Any, _: None) -> tuple[Any, jax.Array]:
+            state, metrics = iteration(program, state)
+            return state, metrics["episode/return"]
+
+        return jax.lax.scan(update, state, None, length=updates)
+
+    states = jax.vmap(begin)(jnp.array(seeds))
+    data = first.reward_model.data
+    states, curve = jax.jit(jax.vmap(run, in_axes=(0, None)))(states, data)
+    learned = PolicyParameters(states.learner.params, states.observation_statistics)
+    runner = PolicyProgram(program.algorithm, env.observation_space, env.action_space)
+    policies = [Policy(runner, jax.tree.map(lambda x, i=i: x[i], learned)) for i in range(len(seeds))]
+    evaluator = make_evaluator(env, runner, 100)
+    returns = [evaluator(policy.learned, jax.random.key(1), True).returns.mean() for policy in policies]
+    return Trained(policies, np.array(returns), np.asarray(curve))
+
+
+def random_return(env: AnyEnvironment) -> float:
+    """Mean return of 100 episodes with actions drawn from the space."""
+    agent = type("Random", (), {"initial_carry": lambda shape: (), "act": partial(_drawn, env.action_space)})
+    runner = PolicyProgram(agent, env.observation_space, env.action_space)  # type: ignore[arg-type]
+    return float(make_evaluator(env, runner, 100)(PolicyParameters((), ()), jax.random.key(2), False).returns.mean())
+
+
+def _drawn(space: Any, params: Any, carry: Any, obs: Any, reset: Any, key: Any, greedy: Any) -> Any:
+    return carry, jax.vmap(space.sample)(jax.random.split(key, len(reset))), {}

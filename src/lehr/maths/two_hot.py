@@ -1,0 +1,146 @@
+"""Numbers of any size as distributions over bins, and the returns of imagined and replayed steps.
+
+A network cannot regress rewards of unknown size directly. Instead it predicts a distribution over bins that are spaced
+exponentially, and is trained with a cross-entropy, whose gradient does not depend on the size of the number.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.maths.recurrence import linear_recurrence
+from lehr.types import check_same_shape
+
+LIMIT = 20.0
+"""The outermost bins are ±symexp(20), about ±4.9 · 10⁸."""
+
+
+def symlog(x: jax.Array) -> jax.Array:
+    """sign(x) log(1 + |x|): a logarithm for both signs, close to the identity around 0.
+
+    >>> [round(float(y), 4) for y in symlog(jnp.array([-1.0, 0.0, math.e - 1]))]
+    [-0.6931, 0.0, 1.0]
+    """
+    return jnp.sign(x) * jnp.log1p(jnp.abs(x))
+
+
+def symexp(x: jax.Array) -> jax.Array:
+    """sign(x) (exp |x| − 1): the inverse of `symlog`.
+
+    >>> [round(float(y), 4) for y in symexp(symlog(jnp.array([-300.0, 0.5])))]
+    [-300.0, 0.5]
+    """
+    return jnp.sign(x) * jnp.expm1(jnp.abs(x))
+
+
+def bins(count: int) -> np.ndarray:
+    """Return the positions of the bins, float32 `[count]`: symexp of equal steps from −20 to 20, exactly symmetric.
+
+    >>> [round(float(x), 1) for x in bins(5)]
+    [-485165184.0, -22025.5, 0.0, 22025.5, 485165184.0]
+    """
+    half = np.expm1(np.linspace(LIMIT, -LIMIT, count)[: count // 2]).astype(np.float32)
+    return np.concatenate([-half, np.zeros(count % 2, np.float32), half[::-1]])
+
+
+def two_hot(x: jax.Array, count: int) -> jax.Array:
+    """Return the weights `[..., count]` of the bins for numbers `[...]`: two neighbours share 1, so that the mean is x.
+
+        w_k = (b_{k+1} − x) / (b_{k+1} − b_k),  w_{k+1} = 1 − w_k     with b_k ≤ x < b_{k+1}
+
+    >>> two_hot(jnp.array([0.0, 22025.4658 / 4, 1e12]), 5).tolist()
+    [[0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.75, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]
+    """
+    places = jnp.asarray(bins(count))
+    x = jnp.clip(x, places[0], places[-1])
+    # Equal steps of symlog lead to the bin; at a bin, rounding may lead to the one before it, whose weight is then 0.
+    step = (symlog(x) + LIMIT) * ((count - 1) / (2 * LIMIT))
+    below = jnp.clip(jnp.floor(step).astype(jnp.int32), 0, count - 2)
+    low, high = places[below], places[below + 1]
+    above = jnp.clip((x - low) / (high - low), 0, 1)[..., None]
+    index, below = jnp.arange(count), below[..., None]
+    index = jnp.broadcast_to(index, (*x.shape, count))
+    return jnp.where(index == below, 1 - above, 0.0) + jnp.where(index == below + 1, above, 0.0)
+
+
+def two_hot_mean(logits: jax.Array) -> jax.Array:
+    """Return the mean `[...]` of the distributions over the bins, given their logits `[..., count]`.
+
+    Bins of opposite sign are added first, so that equal logits give exactly 0, although the outer bins are huge.
+
+    >>> float(two_hot_mean(jnp.zeros(255))), round(float(two_hot_mean(jnp.log(two_hot(jnp.float32(3.5), 255)))), 4)
+    (0.0, 3.5)
+    """
+    count = logits.shape[-1]
+    half, places = count // 2, bins(count)
+    probs = jax.nn.softmax(logits)
+    pairs = probs[..., count - half :] - jnp.flip(probs[..., :half], -1)
+    return jnp.dot(pairs, jnp.asarray(places[count - half :]), precision="highest")
+
+
+def two_hot_loss(logits: jax.Array, target: jax.Array) -> jax.Array:
+    """Return the cross-entropy `[...]` of distributions with logits `[..., count]` and the two-hot of a target `[...]`.
+
+    >>> round(float(two_hot_loss(jnp.zeros(5), jnp.float32(7.0))) / math.log(5), 4)
+    1.0
+    """
+    check_same_shape(predictions=logits[..., 0], target=target)
+    weights = two_hot(jax.lax.stop_gradient(target), logits.shape[-1])
+    return -jnp.sum(weights * jax.nn.log_softmax(logits), -1)
+
+
+def lambda_returns(
+    reward: jax.Array, bootstrap: jax.Array, live: jax.Array, last: jax.Array, discount: Any, mixing: Any
+) -> jax.Array:
+    """Return λ-returns, `[T, ...]`, of `T + 1` steps, each with the reward that was received on arriving in it.
+
+        R_t = r_{t+1} + γ live_{t+1} ((1 − λ_{t+1}) v_{t+1} + λ_{t+1} R_{t+1}),  R_T = v_T
+        λ_t = λ (1 − last_t)
+
+    Args:
+        reward: r, `[T + 1, ...]`; the first is not used.
+        bootstrap: v, values of the steps.
+        live: 1 where the episode goes on from a step, 0 in a terminal state, or the probability of it.
+        last: 1 in the last step of an episode, terminal or truncated, whose successor belongs to the next episode.
+        discount: γ.
+        mixing: λ.
+
+    >>> reward, value = jnp.array([0.0, 1.0, 2.0]), jnp.array([9.0, 9.0, 10.0])
+    >>> lambda_returns(reward, value, jnp.ones(3), jnp.zeros(3), 0.5, 1.0).tolist()
+    [4.5, 7.0]
+    >>> lambda_returns(reward, value, jnp.ones(3), jnp.array([0.0, 1.0, 0.0]), 0.5, 1.0).tolist()
+    [5.5, 7.0]
+    """
+    check_same_shape(reward=reward, bootstrap=bootstrap, live=live, last=last)
+    keep, share = discount * live[1:], mixing * (1 - last[1:])
+    increment = reward[1:] + keep * (1 - share) * bootstrap[1:]
+    # The recurrence starts from R_T = v_T, which the last increment contains.
+    increment = increment.at[-1].add(keep[-1] * share[-1] * bootstrap[-1])
+    return linear_recurrence(keep * share, increment)
+
+
+class ReturnRange(NamedTuple):
+    """Moving averages of the 5th and the 95th percentile of the returns, float32 `[]` each."""
+
+    low: jax.Array
+    high: jax.Array
+
+    @property
+    def scale(self) -> jax.Array:
+        """The divisor of advantages, max(1, high − low): small returns are not blown up."""
+        return jnp.maximum(1.0, self.high - self.low)
+
+
+def update_range(known: ReturnRange, returns: jax.Array, rate: Any) -> ReturnRange:
+    """Move the range towards the percentiles of these returns.
+
+        low ← low + rate (P₅ − low),  high ← high + rate (P₉₅ − high)
+
+    >>> found = update_range(ReturnRange(jnp.float32(0), jnp.float32(0)), jnp.arange(101.0), 0.1)
+    >>> float(found.low), float(found.high), float(found.scale)
+    (0.5, 9.5, 9.0)
+    """
+    low, high = jnp.percentile(returns, jnp.array([5.0, 95.0]))
+    return ReturnRange(known.low + rate * (low - known.low), known.high + rate * (high - known.high))

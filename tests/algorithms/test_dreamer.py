@@ -1,0 +1,160 @@
+"""Dreamer: its losses against NumPy, its replay in an update, images, host environments, and what it refuses."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr.algorithms.dreamer import balanced, divergence
+from lehr.envs import Environment, TimeLimit
+from lehr.envs.builtin.probes import TwoStep
+from lehr.errors import InputError
+from lehr.spaces import Box, Discrete
+from lehr.types import Timestep
+
+# Losses --------------------------------------------------------------------------------------------------------------
+
+
+def test_divergences_train_one_side_each_and_stop_at_the_free_nats():
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(2, 6, 3, 4)) * np.array([0.1, 0.5, 1, 1, 2, 3])[:, None, None]
+    posterior, prior = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in logits)
+    expected = (posterior * (np.log(posterior) - np.log(prior))).sum((-2, -1))
+    free = float(np.median(expected))
+    arguments = jnp.log(jnp.float32(posterior)), jnp.log(jnp.float32(prior))
+    dynamics, representation = balanced(*arguments, free)
+    for found in (dynamics, representation):
+        np.testing.assert_allclose(found, np.maximum(expected, free), rtol=1e-4)
+    np.testing.assert_allclose(divergence(*arguments), expected, rtol=1e-4, atol=1e-6)
+
+    def gradients(index):
+        return jax.grad(lambda *given: balanced(*given, free)[index].sum(), argnums=(0, 1))(*arguments)
+
+    above = (expected > free)[:, None, None]
+    assert above.any()
+    assert not above.all()
+    to_posterior, to_prior = gradients(0)
+    assert not np.any(to_posterior)
+    np.testing.assert_allclose(to_prior, np.where(above, -posterior, 0), rtol=1e-4)
+    to_posterior, to_prior = gradients(1)
+    assert not np.any(to_prior)
+    log_ratio = np.log(posterior) - np.log(prior)
+    np.testing.assert_allclose(to_posterior, np.where(above, posterior * (log_ratio + 1), 0), rtol=1e-3, atol=1e-5)
+
+
+# One update ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def probe():
+    return TimeLimit(TwoStep(), 3)
+
+
+def test_actions_are_random_until_the_replay_is_filled_and_states_are_refreshed(probe, begin, advance):
+    run = begin("dreamer", probe, prefill=200)
+    acting = run.state.learner.params["acting"]
+    assert float(acting["random"]) == 1
+    before = advance(run, 2)  # 128 steps, and an entry more for each episode of two steps
+    assert before.metrics["replay/gradient_steps"].tolist() == [0, 0]
+    assert before.metrics["replay/steps"].tolist() == [96, 192]
+    assert float(before.state.learner.params["acting"]["random"]) == 1
+    assert np.array_equal(before.state.learner.params["critic"]["output"]["bias"], np.zeros(63))
+    after = advance(before, 1)
+    assert after.metrics["replay/gradient_steps"].tolist() == [1]
+    assert float(after.state.learner.params["acting"]["random"]) == 0
+    old, new = (np.asarray(r.state.learner.memory.entries.extras["deter"][:, :24]) for r in (before, after))
+    assert 0 < (old != new).any(-1).mean() < 1, "drawn states are replaced, others are not"
+
+
+def test_the_final_observation_and_the_last_reward_are_in_the_replay(probe, begin, advance):
+    run = advance(begin("dreamer", probe, prefill=200), 1)
+    entries = jax.tree.map(lambda x: np.asarray(x)[0, :12], run.state.learner.memory.entries)
+    np.testing.assert_array_equal(entries.obs[:, 0], [0, 1, 1] * 4)
+    np.testing.assert_array_equal(entries.reward, [0, 0, 1] * 4)
+    np.testing.assert_array_equal(entries.first, [True, False, False] * 4)
+    np.testing.assert_array_equal(entries.last, [False, False, True] * 4)
+    np.testing.assert_array_equal(entries.terminal, [False, False, True] * 4)
+
+
+# Images --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dot(Environment):
+    """A bright pixel on a line of eight, which two actions move; reward 1 at the right end; twelve steps."""
+
+    observation_space: ClassVar[Box] = Box(0, 255, (8, 8, 1), np.uint8)
+    action_space: ClassVar[Discrete] = Discrete(2)
+
+    def _seen(self, place):
+        return jnp.uint8(255) * jax.nn.one_hot(place, 8, dtype=jnp.uint8)[None, :, None].repeat(8, 0)
+
+    def reset(self, key):
+        place = jax.random.randint(key, (), 0, 8)
+        return (place, jnp.int32(0)), self._seen(place)
+
+    def step(self, key, state, action):
+        place, count = jnp.clip(state[0] + 2 * action - 1, 0, 7), state[1] + 1
+        reward = (place == 7).astype(jnp.float32)
+        return (place, count), Timestep(self._seen(place), reward, jnp.bool(False), count >= 12, {})
+
+
+@pytest.mark.slow
+def test_images_are_reconstructed_and_acted_on(begin, advance):
+    settings = {"train_ratio": 4.0, "learning_rate": "0.005 -> 0", "hidden_sizes": (32,), "image_depth": 4}
+    run = advance(begin("dreamer", Dot(), total_steps=150 * 64, discount=0.9, **settings), 150)
+    assert run.metrics["model/unexplained"][-10:].mean() < 0.2, "far below a constant predictor's"
+    assert run.metrics["episode/return"][-30:].mean() > 7  # random actions get about 1.5
+
+
+# Host environments, settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_host_environments_act_and_learn_apart(tmp_path):
+    small = {"num_envs": 2, "horizon": 8, "batch_size": 2, "batch_length": 8, "train_ratio": 1.0, "prefill": 32}
+    sizes = {"recurrent_size": 8, "hidden_sizes": (16,)}
+    quiet = {"evaluate_episodes": 2, "tensorboard": False, "progress": False, "run_dir": tmp_path / "run"}
+    result = lehr.train("dreamer", env="gym:CartPole-v1", total_steps=160, **small, **sizes, **quiet)
+    assert result.metrics["replay/gradient_steps"].tolist() == [0, *[1] * 9]
+    assert np.isfinite(result.metrics["loss/total"]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"train_ratio": 0.1},
+            "train_ratio is 0.1, but an update collects 64 env steps and a batch replays 64, so no batch fits; set "
+            "train_ratio to 1 or more, or raise horizon.",
+        ),
+        (
+            {"replay_size": 150},
+            "replay_size is 150, which is 18 steps of each of 8 environments and too few for batch_length=8, "
+            "horizon=8 and prefill=64; set replay_size to 200 or more.",
+        ),
+        ({"replay_size": 10**13}, "of memory; lower replay_size."),
+        ({"batch_length": 0}, "batch_length is 0; it must be 1 or more."),
+    ],
+    ids=["ratio", "replay", "memory", "length"],
+)
+def test_what_cannot_be_is_said_in_one_sentence(settings, sentence, begin):
+    with pytest.raises(InputError) as raised:
+        begin("dreamer", "CartPole-v1", **settings)
+    assert sentence in str(raised.value)
+
+
+# Learning ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("env", "total_steps", "least"), [("CartPole-v1", 12_000, 250), ("Pendulum-v1", 14_000, -350)])
+def test_classic_control_is_learned_from_few_steps(env, total_steps, least, tmp_path):
+    """PPO's runs of these tasks take 500,000 and 300,000 steps."""
+    quiet = {"evaluate_episodes": 20, "tensorboard": False, "progress": False, "run_dir": tmp_path / "run"}
+    result = lehr.train("dreamer", env=env, total_steps=total_steps, **quiet)
+    assert result.final["evaluate/return"] >= least

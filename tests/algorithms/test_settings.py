@@ -1,0 +1,76 @@
+"""Settings that algorithms share: the optimiser's options, by name, in Python, YAML and on the command line."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import lehr
+from lehr import config
+from lehr.algorithms import a2c
+from lehr.cli import main
+from lehr.errors import InputError
+from tests.small import SMALL
+
+OPTIONS = {"b1": 0.8, "nesterov": True}
+
+
+def test_options_are_given_as_a_mapping_or_as_text_and_kept_in_the_config():
+    texts = {"optimiser": "adam", "optimiser-options": "b1=0.8, nesterov=true"}
+    (given,) = config.build([a2c.Config], texts)
+    assert given == a2c.Config(optimiser="adam", optimiser_options=OPTIONS)
+    assert hash(given) == hash(a2c.Config(optimiser="adam", optimiser_options=OPTIONS))
+    mapping = config.to_mapping(given)
+    assert mapping["optimiser_options"] == OPTIONS
+    assert type(mapping["optimiser_options"]) is dict  # which YAML can hold
+    assert config.build([a2c.Config], mapping) == (given,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimiser_options": "b1=0.5"}, "The optimiser 'rmsprop' has no option 'b1'; known: decay, eps"),
+        ({"optimiser": "adam", "optimiser_options": "bb1=0.5"}, "has no option 'bb1'; did you mean 'b1'?"),
+        ({"optimiser_options": "b1"}, "optimiser_options is 'b1'; give names and values such as"),
+        ({"beta1": 0.9}, "beta1 is given, but the optimiser 'rmsprop' has no option 'b1'"),
+        (
+            {"beta1": "0.9 -> 1", "optimiser": "adam"},
+            r"beta1 is '0.9 -> 1 over 64', which reaches 1; it must stay in \[0, 1\)",
+        ),
+    ],
+)
+def test_options_that_are_wrong_are_refused_before_training(settings, message, capsys):
+    with pytest.raises(InputError, match=message):
+        lehr.train("a2c", total_steps=64, **settings)
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["train", "a2c", "--total-steps", "64", *flags]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_run_takes_its_options_and_anneals_its_weight_decay(begin, advance):
+    """One step of sgd on a rollout without rewards for the policy: what is left is the decay, by hand."""
+    still = {"entropy_coef": 0.0, "value_coef": 0.0, "learning_rate": 0.1, "reward_scale": 1e-30, "max_grad_norm": None}
+    settings = {"optimiser": "sgd", "weight_decay": "0.5 -> 0", "optimiser_options": {"momentum": 0.9}}
+    run = begin("a2c", "CartPole-v1", total_steps=4 * 64, critic_torso="mlp", **still, **settings)
+    assert any(isinstance(part, optax.TraceState) for part in run.state.learner.optimiser)
+    silent = jax.tree.map(lambda x: x, run.state.learner.params)
+    silent["value_head"] = jax.tree.map(lambda x: 0 * x, silent["value_head"])
+    run = run._replace(state=run.state._replace(learner=run.state.learner._replace(params=silent)))
+    after = advance(run, 4)
+    decays = [0.5, 0.375, 0.25, 0.125]
+    np.testing.assert_allclose(after.metrics["coef/weight_decay"], decays, rtol=1e-6)
+    factor = np.prod([1 - 0.1 * decay for decay in decays])
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, factor * y, rtol=1e-4, atol=1e-7), after.state.learner.params, silent
+    )
+
+
+@pytest.mark.slow
+def test_a_run_with_options_is_saved_and_goes_on(tmp_path):
+    small = {name: value for name, value in SMALL.items() if name not in ("epochs", "minibatches")}
+    given = {"optimiser": "adamw", "optimiser_options": OPTIONS, "beta2": "0.9 -> 0.99", "checkpoint_every": 64}
+    whole = lehr.train("a2c", total_steps=128, run_dir=tmp_path / "whole", **small, **given)
+    assert config.from_yaml(tmp_path / "whole" / "config.yaml")["optimiser_options"] == OPTIONS
+    assert whole.metrics["coef/beta2"].tolist() == pytest.approx([0.9, 0.9225, 0.945, 0.9675])
+    longer = lehr.resume(tmp_path / "whole", total_steps=256)
+    assert longer.config["optimiser_options"] == OPTIONS

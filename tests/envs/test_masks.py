@@ -1,0 +1,91 @@
+"""Observations whose action mask allows no action are the environment's fault, and it is named."""
+
+import logging
+from dataclasses import dataclass
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr.envs import Environment, check_env, make
+from lehr.spaces import Box, Dict, Discrete, without_action
+from lehr.training.loop import RunFailed
+from lehr.types import Timestep
+from tests.small import SMALL
+
+
+@dataclass(frozen=True)
+class Masked(Environment):
+    """Episodes of 4 steps; in state `empty` no action is possible. On the device."""
+
+    empty: int = -1
+    observation_space = Dict({"action_mask": Box(0, 1, (2,), np.int8), "step": Box(0, 4, (1,))})
+    action_space = Discrete(2)
+
+    def reset(self, key):
+        return jnp.int32(0), self._obs(jnp.int32(0))
+
+    def _obs(self, state):
+        mask = jnp.where(state == self.empty, jnp.zeros(2, jnp.int8), jnp.ones(2, jnp.int8))
+        return {"action_mask": mask, "step": state.astype(jnp.float32)[None]}
+
+    def step(self, key, state, action):
+        return state + 1, Timestep(self._obs(state + 1), jnp.float32(1), state + 1 >= 4, jnp.bool_(False), {})
+
+
+class MaskedOnHost(gymnasium.Env):
+    """The same, on the host."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Dict(
+        {"action_mask": gymnasium.spaces.Box(0, 1, (2,), np.int8), "step": gymnasium.spaces.Box(0, 4, (1,), np.float32)}
+    )
+
+    def __init__(self, empty=-1):
+        self.empty, self.count = empty, 0
+
+    def _obs(self):
+        mask = np.zeros(2, np.int8) if self.count == self.empty else np.ones(2, np.int8)
+        return {"action_mask": mask, "step": np.array([self.count], np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._obs(), 1.0, self.count >= 4, False, {}
+
+
+gymnasium.register("MaskedOnHost-v0", MaskedOnHost)
+HOST = "gym:tests.envs.test_masks:MaskedOnHost-v0"
+
+
+def test_on_the_host_it_stops_the_run(tmp_path):
+    with pytest.raises(RunFailed, match=r"MaskedOnHost-v0 gave an action_mask without any action \(agent 0 of the bat"):
+        lehr.train(env=HOST, run_dir=tmp_path / "run", total_steps=64, env_parameters={"empty": 2}, **SMALL)
+    assert check_env(make(HOST, empty=4)) == [], "at the end of an episode there may be nothing left to do"
+
+
+@pytest.mark.parametrize(("empty", "expected"), [(2, 8), (4, 0), (-1, 0)])
+def test_on_the_device_it_is_counted_and_told_once(empty, expected, tmp_path, caplog):
+    """4 environments make 8 steps per update, 2 episodes of 4 each: 8 of 32 observations are in a given state."""
+    with caplog.at_level(logging.WARNING, "lehr"):
+        result = lehr.train(env=Masked(empty), run_dir=tmp_path / "run", total_steps=96, **SMALL)
+    assert result.metrics["environment/broken_masks"].tolist() == [expected] * 3
+    said = "The environment Masked returned 8 observations whose action_mask allows no action, in update 1; there, any"
+    assert [said in record.message for record in caplog.records] == [True] * bool(expected)
+
+
+def test_only_the_mask_of_a_discrete_action_is_read():
+    obs = {"action_mask": jnp.zeros((3, 2), jnp.int8)}
+    masks = Dict({"action_mask": Box(0, 1, (2,), np.int8)})
+    assert without_action(masks, Discrete(2), obs).tolist() == [True] * 3
+    assert without_action(masks, Discrete(3), obs) is None
+    assert without_action(masks, Box(0, 1, (2,)), obs) is None
+    assert without_action(masks.spaces["action_mask"], Discrete(2), obs["action_mask"]) is None
+    assert without_action(Dict({"action_mask": Box(0, 1, (2,))}), Discrete(2), jax.tree.map(jnp.float32, obs)) is None

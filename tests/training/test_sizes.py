@@ -1,0 +1,44 @@
+"""Numbers beyond the machine are refused with one sentence, before anything is allocated."""
+
+import pytest
+
+import lehr
+from lehr import types
+from tests.small import SMALL
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "sentence"),
+    [
+        ("ppo", {"seed": 2**64 - 1}, "seed is 18446744073709551615; it must be 9223372036854775807 or less."),
+        ("ppo", {"seed": "18446744073709551616"}, "seed is '18446744073709551616'; give a whole number such as"),
+        ("ppo", {"seed": 10**5000}, "seed is a whole number of 16610 bits; give a whole number such as"),
+        ("ppo", {"num_envs": "1e30"}, "num_envs is '1e30'; give a whole number such as"),
+        ("ppo", {"num_envs": "1e9"}, r"An update has 8000000000 env steps, .* it must be below 2\^32: reduce one"),
+        ("ppo", {"horizon": "1e12"}, "horizon is 1000000000000; it must be 2147483647 or less."),
+        ("ppo", {"horizon": "1e9", "num_envs": 2}, "The run needs 30 GiB of memory, but there are only 16 GiB; reduce"),
+        ("ppo", {"epochs": 2**31}, "epochs is 2147483648; it must be 2147483647 or less."),
+        ("ppo", {"hidden_sizes": ["1e30"]}, r"hidden_sizes is \['1e30'\]; give whole numbers such as"),
+        ("ppo", {"hidden_sizes": "1e6,1e6"}, "The network needs 7451 GiB of memory, but there are only 16 GiB; choose"),
+        ("ppo", {"frame_stack": "1e9"}, "frame_stack is 1000000000; it must be 1024 or less."),
+        ("ppo", {"total_steps": 10**400}, "total_steps is 1000.*…0000.*; give a whole number such as"),
+        ("ppo", {"total_steps": 2**49}, "total_steps is 562949953421312; it must be 281474976710656 or less."),
+        ("ppo", {"evaluate_every": 10**400}, "evaluate_every is 1000.*…0000.*; give a whole number such as"),
+        ("impala", {"lag": "3.5e38"}, "lag is '3.5e38'; give a whole number such as"),
+        (
+            "impala",
+            {"lag": 2 * 10**9},
+            "The run needs [0-9]+ GiB of memory, but there are only 16 GiB; reduce num_envs",
+        ),
+    ],
+)
+def test_sizes_beyond_the_machine_are_refused_before_anything_is_allocated(
+    algorithm, settings, sentence, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(types, "memory_size", lambda: 16 * 2**30)
+    given = {
+        name: value for name, value in SMALL.items() if algorithm == "ppo" or name not in ("epochs", "minibatches")
+    }
+    with pytest.raises(lehr.InputError, match=sentence):
+        lehr.train(algorithm, "CartPole-v1", run_dir=tmp_path / "run", **(given | settings))
+    assert not (tmp_path / "run").exists()
