@@ -648,6 +648,25 @@ def test_a_kill_while_settings_change_leaves_a_run_that_resumes(half, tmp_path, 
     assert "settings_before" not in checkpoint.latest_meta(run / "checkpoints")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("env_steps", "800"), ("env_steps", -32), ("elapsed", None), ("best", "high"), ("best_update", [1])),
+        *(("data", []), ("data", {"a": 1}), ("waiting", {"a": 3}), ("waiting", {"a": [1, "b"]})),
+    ],
+)
+def test_metadata_that_no_run_writes_is_refused_in_one_sentence(half, tmp_path, name, value):
+    run = shutil.copytree(half, tmp_path / "run")
+    checkpoint.amend(run / "checkpoints", lambda meta: meta | {name: value})
+    with pytest.raises(lehr.InputError, match=f"update 25 in .* is not one of a run: its metadata has no valid {name}"):
+        lehr.load(run)
+
+
+@pytest.mark.parametrize("marks", [None, 5, {}, {"marks": "ab"}, {"marks": [[25, 25, -5, 0]]}, {"marks": [[2], [1]]}])
+def test_a_ledger_that_no_run_writes_counts_as_none(marks):
+    assert ledger.Ledger.from_json(marks) is None
+
+
 # Damaged metrics ---------------------------------------------------------------------------------------------------
 
 

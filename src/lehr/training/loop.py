@@ -38,6 +38,29 @@ class RunFailed(RuntimeError):
     """The run could not continue; its last good state is saved."""
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_SOUND_META: dict[str, Callable[[Any], bool]] = {
+    "env_steps": lambda value: isinstance(value, int) and value >= 0,
+    "elapsed": _is_number,
+    "best": lambda value: value is None or _is_number(value),
+    "best_update": lambda value: value is None or isinstance(value, int),
+    "data": lambda value: (
+        value is None or (isinstance(value, dict) and all(isinstance(x, str) for x in value.values()))
+    ),
+    "waiting": lambda value: (
+        value is None
+        or (
+            isinstance(value, dict)
+            and all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair)) for pair in value.values())
+        )
+    ),
+}
+"""What the metadata of a checkpoint must be, by name; it may come from a stranger."""
+
+
 def restore(
     directory: RunDirectory, plan: Plan, report: Callable[[str], object] = warnings.warn
 ) -> tuple[TrainState, dict[str, Any]]:
@@ -46,6 +69,11 @@ def restore(
     saved, meta, _ = checkpoint.newest(
         directory.checkpoints, plan.state.saved, report, memory_lost=report if may_lose else None
     )
+    if wrong := [name for name, is_sound in _SOUND_META.items() if not is_sound(meta.get(name))]:
+        raise InputError(
+            f"The checkpoint of update {meta['step']} in '{directory.path}' is not one of a run: its metadata has no "
+            f"valid {wrong[0]}; restore the run from a copy."
+        )
     if meta.get("without_memory"):
         saved = saved._replace(
             learner=plan.program.algorithm.forget(saved.learner),

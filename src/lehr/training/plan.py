@@ -150,7 +150,7 @@ class Plan:
         if updates * now != env_steps:
             raise InputError(
                 f"An update has {now} env steps with these settings, but the run's {updates} updates so far had "
-                f"{env_steps // updates} each, so its clock would jump; do not change horizon or action_repeat."
+                f"{env_steps // max(updates, 1)} each, so its clock would jump; do not change horizon or action_repeat."
             )
 
     def every(self, env_steps: int) -> int:

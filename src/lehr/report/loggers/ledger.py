@@ -55,7 +55,8 @@ class Ledger(NamedTuple):
             marks = tuple(Mark(*map(int, mark)) for mark in found["marks"])
         except (KeyError, TypeError, ValueError):
             return None
-        return cls(marks) if marks and list(marks) == sorted(marks) else None
+        is_sound = list(marks) == sorted(marks) and all(number >= 0 for mark in marks for number in mark)
+        return cls(marks) if marks and is_sound else None
 
     def to_json(self) -> dict[str, Any]:
         """The ledger as JSON."""
