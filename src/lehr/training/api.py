@@ -170,7 +170,7 @@ def load(
         saved |= {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
     plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
-    state, _ = restore(directory, plan)
+    state, _ = restore(directory, plan, needs_memory=False)
     result = _result(plan, directory, state)
     lost = {name: value for name, value in saved.items() if _has_placeholder(value)}
     return replace(result, config=result.config | lost)

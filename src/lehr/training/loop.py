@@ -62,10 +62,17 @@ _SOUND_META: dict[str, Callable[[Any], bool]] = {
 
 
 def restore(
-    directory: RunDirectory, plan: Plan, report: Callable[[str], object] = warnings.warn
+    directory: RunDirectory,
+    plan: Plan,
+    report: Callable[[str], object] = warnings.warn,
+    needs_memory: bool = True,
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint."""
-    may_lose = plan.run.checkpoint_replay == "off"
+    """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint.
+
+    A damaged replay is reported and left out if the state does not need it, to evaluate a policy for example, or if
+    the run does without it.
+    """
+    may_lose = not needs_memory or plan.run.checkpoint_replay == "off"
     saved, meta, _ = checkpoint.newest(
         directory.checkpoints, plan.state.saved, report, memory_lost=report if may_lose else None
     )
