@@ -94,8 +94,9 @@ def serve(index: int, make: Callable[[], Single], ours: Connection, theirs: Conn
     with contextlib.suppress(EOFError, OSError):  # the trainer is gone
         well = True
         while well and (order := ours.recv()) is not None:
+            answered: Any
             try:
-                well, answered = True, answer(*order)
+                answered = answer(*order)
             except BaseException as error:  # also SystemExit: the trainer must hear of it
                 well, answered = False, error if isinstance(error, WrongAnswer) else as_text(error)
             _send(ours, (well, answered))
