@@ -186,8 +186,8 @@ def _import(name: str) -> Callable[..., Environment]:
         meant = f" (did you mean {known[close[0]]!r}?)" if close else ""
         raise InputError(
             f"There is no environment named {quoted(name)}{meant}: choose one of {', '.join([*names(), *offered])}, "
-            f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own as "
-            "'module:Class'."
+            f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
+            "as 'module:Class'."
         )
     return _checked(name, plugins.import_object(name, "environment"))
 
