@@ -33,9 +33,13 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
 
 def open_in_place(path: Path, mode: str) -> IO[Any]:
     """Open a file to append to it or to change it; a link is refused. Text is UTF-8."""
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
     try:
-        return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **text)
+        return open(path, mode, encoding=encoding, newline=newline, opener=opener)
     except OSError as error:
         if error.errno == errno.ELOOP:
             refuse_link(path)

@@ -70,6 +70,18 @@ def test_actions_are_random_until_the_replay_is_filled_and_states_are_refreshed(
     assert 0 < (old != new).any(-1).mean() < 1, "drawn states are replaced, others are not"
 
 
+def test_a_learner_whose_replay_was_not_saved_fills_it_anew(probe, begin, advance):
+    first = begin("dreamer", probe, prefill=200)
+    trained = advance(first, 3)
+    empty = first.state.learner
+    learner = first.program.algorithm.forget(trained.state.learner._replace(memory=empty.memory))
+    assert jax.tree.all(jax.tree.map(np.array_equal, learner.auxiliary.cursor, empty.auxiliary.cursor))
+    again = advance(trained._replace(state=trained.state._replace(learner=learner)), 3)
+    assert again.metrics["replay/steps"].tolist() == [96, 192, 288]
+    assert again.metrics["replay/gradient_steps"].tolist() == [0, 0, 1]
+    assert jax.tree.all(jax.tree.map(lambda x: bool(np.isfinite(x).all()), again.state.learner.params))
+
+
 def test_the_final_observation_and_the_last_reward_are_in_the_replay(probe, begin, advance):
     run = advance(begin("dreamer", probe, prefill=200), 1)
     entries = jax.tree.map(lambda x: np.asarray(x)[0, :12], run.state.learner.memory.entries)

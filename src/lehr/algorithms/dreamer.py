@@ -166,6 +166,11 @@ class Algorithm(Base):
         auxiliary = Auxiliary(jax.tree.map(jnp.copy, params["critic"]), ReturnRange(zero, zero), cursor)
         return Learner(params, self.optimiser.init(self._trained(params)), auxiliary, data)
 
+    def forget(self, learner: Learner) -> Learner:
+        """Fill the replay anew: it was not saved."""
+        cursor = ring.first_cursor(len(learner.auxiliary.cursor.head))
+        return learner._replace(auxiliary=learner.auxiliary._replace(cursor=cursor))
+
     def _trained(self, params: PyTree) -> PyTree:
         """Return the parameters of the networks alone."""
         return {name: params[name] for name in self.network.parts}

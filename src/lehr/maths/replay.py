@@ -88,9 +88,14 @@ def empty(example: Rollout, capacity: int) -> tuple[Replay, Cursor]:
     one = jax.eval_shape(_entries, example, *_before(streams))
     check_memory(sum(capacity * leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)))
     entries = jax.tree.map(lambda x: jnp.zeros((streams, capacity, *x.shape[2:]), x.dtype), one)
+    return Replay(entries, jnp.uint32(0)), first_cursor(streams)
+
+
+def first_cursor(streams: int) -> Cursor:
+    """Return the cursor of an empty replay."""
     nothing = jnp.zeros(streams, jnp.int32)
     reward, fresh = _before(streams)
-    return Replay(entries, jnp.uint32(0)), Cursor(nothing, nothing, reward, fresh, jnp.uint32(0))
+    return Cursor(nothing, nothing, reward, fresh, jnp.uint32(0))
 
 
 def check_memory(size: int) -> None:

@@ -335,8 +335,9 @@ def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any], m
             described[number]["chunks"] = chunks.write(directory.parent / "memory", content)
         else:
             plain[f"arr_{number}"] = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+    arrays: dict[str, Any] = {name: _plain(np.asarray(array)) for name, array in jax.device_get(plain).items()}
     with (directory / "state.npz").open("w+b") as file:
-        np.savez(file, **{name: _plain(np.asarray(array)) for name, array in jax.device_get(plain).items()})
+        np.savez(file, **arrays)
         sync(file)
         file.seek(0)
         checksum = hashlib.file_digest(file, "sha256").hexdigest()

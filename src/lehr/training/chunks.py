@@ -30,7 +30,7 @@ class ChunkError(ValueError):
 def write(directory: Path, array: np.ndarray) -> list[str]:
     """Write the chunks of an array that are not there yet, and return the names of all."""
     make_directory(directory)
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     names = []
     for start in range(0, len(content), CHUNK):
         chunk = content[start : start + CHUNK]
@@ -54,7 +54,7 @@ def read(directory: Path, names: Sequence[str], size: int, shape: Sequence[int],
         path, expected = directory / name, min(size, array.nbytes - number * size)
         if not path.is_file() or path.stat().st_size != expected:
             raise ChunkError(f"the chunk '{path}' is missing or incomplete")
-    content = array.reshape(-1).view(np.uint8)
+    content = array.reshape(-1).view(np.uint8).data
     for number, name in enumerate(names):
         part = content[number * size : (number + 1) * size]
         with (directory / name).open("rb") as file:
