@@ -29,6 +29,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 8,
     "batch_length": 8,
     "train_ratio": 1.0,
+    "replay_size": 1024,
     "prefill": 64,
 }
 """Small, for all algorithms that have such settings; what an algorithm needs besides is below, under its name."""

@@ -16,7 +16,6 @@ from lehr.errors import InputError
 from lehr.spaces import Box, Discrete
 from lehr.types import Timestep
 
-
 # Losses --------------------------------------------------------------------------------------------------------------
 
 

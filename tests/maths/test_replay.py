@@ -155,6 +155,8 @@ def test_a_rejected_rollout_is_neither_drawn_nor_joined_to_what_follows():
 
 def test_a_replay_larger_than_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(ring.os, "sysconf", lambda name: 100)
-    with pytest.raises(InputError, match=r"would take 0.0 GiB, but the device has 0.0 GiB of memory; lower replay_size"):
+    with pytest.raises(
+        InputError, match=r"would take 0.0 GiB, but the device has 0.0 GiB of memory; lower replay_size"
+    ):
         ring.check_memory(10_001)
     ring.check_memory(10_000)

@@ -327,9 +327,7 @@ class Algorithm(Base):
         last = (replayed.last | first_of_next).astype(jnp.float32)
         bootstrap = imagined.returns[0].reshape(last.shape)
         live = 1 - replayed.terminal.astype(jnp.float32)
-        targets = lambda_returns(
-            replayed.reward, bootstrap, live, last, coef["discount"], coef["return_lambda"]
-        )
+        targets = lambda_returns(replayed.reward, bootstrap, live, last, coef["discount"], coef["return_lambda"])
         slow_value = imagined.slow_value[0].reshape(last.shape)
         losses["replay_value"] = self._value_loss(
             model.critic(states.features[:-1]), targets, slow_value[:-1], 1 - last[:-1], coef
@@ -406,9 +404,7 @@ class Algorithm(Base):
         )
         # A step counts as much as it is likely to be reached, discounted.
         steps = jnp.concatenate([live[:1], coef["discount"] * live[1:-1]])
-        return Imagined(
-            features, actions, returns, value, two_hot_mean(slow(features)), jnp.cumprod(steps, axis=0)
-        )
+        return Imagined(features, actions, returns, value, two_hot_mean(slow(features)), jnp.cumprod(steps, axis=0))
 
     def _policy_loss(
         self, model: WorldModel, imagined: "Imagined", returns: ReturnRange, coef: Metrics
@@ -463,7 +459,7 @@ def divergence(one: jax.Array, other: jax.Array) -> jax.Array:
 def balanced(posterior: jax.Array, prior: jax.Array, free_nats: Any) -> tuple[jax.Array, jax.Array]:
     """Return the divergence of posterior and prior twice, `[...]`: one trains the prior, the other the posterior.
 
-        max(free_nats, KL(stop(q) ‖ p)),  max(free_nats, KL(q ‖ stop(p)))
+    max(free_nats, KL(stop(q) ‖ p)),  max(free_nats, KL(q ‖ stop(p)))
     """
     dynamics, representation = divergence(stop(posterior), prior), divergence(posterior, stop(prior))
     return jnp.maximum(dynamics, free_nats), jnp.maximum(representation, free_nats)

@@ -67,7 +67,8 @@ def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:
 
     leaves, structure = jax.tree.flatten(gradients)
     sizes, norms = (
-        jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)])) for tree in (gradients, params)
+        jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)]))
+        for tree in (gradients, params)
     )
     factors = 1 / jnp.maximum(1.0, sizes / (limit * jnp.maximum(norms, SMALLEST_NORM)))
     return structure.unflatten([leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])

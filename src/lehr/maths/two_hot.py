@@ -4,7 +4,6 @@ A network cannot regress rewards of unknown size directly. Instead it predicts a
 exponentially, and is trained with a cross-entropy, whose gradient does not depend on the size of the number.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import jax

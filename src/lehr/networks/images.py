@@ -78,7 +78,9 @@ class ImageEncoder(nnx.Module):
 class ImageDecoder(nnx.Module):
     """A linear layer to a small image, then convolutions, before each of which every pixel is doubled in both ways."""
 
-    def __init__(self, in_features: int, shape: tuple[int, int, int], depth: int, kernel: int, *, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, in_features: int, shape: tuple[int, int, int], depth: int, kernel: int, *, rngs: nnx.Rngs
+    ) -> None:
         height, width, channels = shape
         count = halvings(height, width)
         filters = [depth * factor for factor in reversed(FACTORS[:count])]

@@ -99,7 +99,9 @@ class WorldModelConfig:
                 f"divisor of {self.recurrent_size}."
             )
         if self.classes > 256:
-            raise InputError(f"classes is {self.classes}; it must be at most 256, because a replay stores them as bytes.")
+            raise InputError(
+                f"classes is {self.classes}; it must be at most 256, because a replay stores them as bytes."
+            )
         low, high = (math.log(bound) for bound in STD_RANGE)
         if not low < self.initial_log_std < high:
             raise InputError(f"initial_log_std is {self.initial_log_std}; it must be between {low:.1f} and {high:g}.")
@@ -152,7 +154,9 @@ class Layers(nnx.Module):
     ) -> None:
         sizes = (in_features, *hidden_sizes)
         self.dense = nnx.List(Dense(n_in, n_out, rngs=rngs) for n_in, n_out in zip(sizes, hidden_sizes, strict=False))
-        init = nnx.initializers.variance_scaling(scale, "fan_in", "truncated_normal") if scale else nnx.initializers.zeros
+        init = (
+            nnx.initializers.variance_scaling(scale, "fan_in", "truncated_normal") if scale else nnx.initializers.zeros
+        )
         self.output = nnx.Linear(sizes[-1], out_features, kernel_init=init, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -349,9 +353,7 @@ class DreamerNetwork:
 
         return jax.lax.scan(step, start, (acted, seen, first, uniform))[1]
 
-    def imagine(
-        self, model: WorldModel, start: Latent, length: int, share: Any, key: Key
-    ) -> tuple[jax.Array, PyTree]:
+    def imagine(self, model: WorldModel, start: Latent, length: int, share: Any, key: Key) -> tuple[jax.Array, PyTree]:
         """Return the features `[length + 1, M, F]` of imagined states, and the policy's actions `[length, M, ...]`."""
         keys, action_key = jax.random.split(key)
         uniform = jax.random.uniform(keys, (length, *start.deter.shape[:-1], self.config.latents))
@@ -404,7 +406,13 @@ class DreamerNetwork:
     def random_action(self, key: Key, batch_shape: tuple[int, ...]) -> jax.Array:
         """Return uniform actions, as the policy would give them."""
         space = self.action_space
-        shape = () if isinstance(space, Discrete) else (len(space.nvec),) if isinstance(space, MultiDiscrete) else space.shape
+        shape = (
+            ()
+            if isinstance(space, Discrete)
+            else (len(space.nvec),)
+            if isinstance(space, MultiDiscrete)
+            else space.shape
+        )
         uniform = jax.random.uniform(key, (*batch_shape, *shape))
         if isinstance(space, Box):
             return 2 * uniform - 1
