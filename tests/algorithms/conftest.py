@@ -55,6 +55,7 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 """What an algorithm calls its learning rate, where that has another name."""
 
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
+    "dreamer": {"train_ratio": 8.0},  # after some gradient steps, returns differ enough for their range to matter
     "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
     "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
 }
