@@ -36,6 +36,8 @@ SETTINGS: dict[str, Any] = {
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {"epochs": 2, "minibatches": 2},
+    # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
+    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0", "imagination_length": 5},
     "ppo": {"epochs": 2, "minibatches": 2},
     "ppg": {
         "epochs": 2,
