@@ -177,7 +177,8 @@ class Encoder(nnx.Module):
         self.dense = nnx.List(Dense(n_in, n_out, rngs=rngs) for n_in, n_out in itertools.pairwise(sizes))
         image = None
         if view.image is not None:
-            image = ImageEncoder(view.image[1].shape, config.image_depth, config.image_kernel, rngs=rngs)
+            space: Any = view.image[1]
+            image = ImageEncoder(space.shape, config.image_depth, config.image_kernel, rngs=rngs)
         self.image = image
         self.out_features = (sizes[-1] if sizes else 0) + (0 if image is None else image.out_features)
 
