@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from imitation import random_return, train
 
-from bench.imitation import random_return, train
 from lehr.acting.evaluation import evaluate
 from lehr.acting.recording import record
 from lehr.algorithms import gail
