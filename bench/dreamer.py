@@ -54,7 +54,7 @@ def trained(row: Row) -> dict[str, Any]:
     returns, unexplained, begin = [], [], time.perf_counter()
     for seed in range(SEEDS):
         with tempfile.TemporaryDirectory() as folder:
-            quiet = {"evaluate_episodes": 100, "progress": False, "tensorboard": False}
+            quiet: dict[str, Any] = {"evaluate_episodes": 100, "progress": False, "tensorboard": False}
             place = Path(folder) / "run"
             run = lehr.train(
                 row.algorithm, row.env, total_steps=row.total_steps, seed=seed, run_dir=place, **quiet, **row.settings

@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,11 +82,11 @@ PATIENCE = 300.0
 
 
 class Order(NamedTuple):
-    """What one process does: train or resume a run, and be interrupted once."""
+    """What one process does: train or resume a run, and be interrupted once, in one of the calls of `place`."""
 
     kind: str = ""
     place: str = ""
-    count: int = 0
+    calls: int = 0
     seconds: float = 0.0
 
 
@@ -135,7 +136,7 @@ def _arm(order: Order, mark: Path) -> None:
 
     def counted(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
-        if len(calls) == order.count:
+        if len(calls) == order.calls:
             _interrupt(order.kind, mark)
         return original(*arguments, **named)
 
@@ -235,7 +236,7 @@ def _try_case(name: str, count: int, draw: random.Random, place: Path) -> tuple[
     algorithm, given = CASES.get(name, (name, {}))
     settings = SIZES | QUIET | given
     whole, mark = place / "whole", place / "interrupted"
-    code, text = _in_child(lambda: _train_or_resume(algorithm, settings, whole, Order(), mark), place)
+    code, text = _in_child(partial(_train_or_resume, algorithm, settings, whole, Order(), mark), place)
     if code:
         raise RuntimeError(f"The run of {name} without interruption ended with code {code}:\n{text}")
     held = tried = copies = 0
@@ -245,16 +246,14 @@ def _try_case(name: str, count: int, draw: random.Random, place: Path) -> tuple[
         while True:
             order = _drawn(draw, here > 2) if tried + here < count else Order()
             mark.unlink(missing_ok=True)
-            code, text = _in_child(
-                lambda run=run, order=order: _train_or_resume(algorithm, settings, run, order, mark), place
-            )
+            code, text = _in_child(partial(_train_or_resume, algorithm, settings, run, order, mark), place)
             if mark.exists():
                 here += 1
-                history.append(f"{order.kind} while {order.place} ({order.count}): code {code}")
+                history.append(f"{order.kind} while {order.place} ({order.calls}): code {code}")
             status = json.loads((run / "status.json").read_text())["status"] if (run / "status.json").exists() else ""
             expected = code in (0, -signal.SIGKILL, -signal.SIGTERM, 130, 143) and mark.exists()
             if status == "finished" and code == 0:
-                code, text = _in_child(lambda run=run: _assert_same(run, whole), place)
+                code, text = _in_child(partial(_assert_same, run, whole), place)
                 break
             if not (expected or code == 0):
                 break

@@ -24,6 +24,8 @@ class Trained(NamedTuple):
     policies: list[Policy]
     returns: np.ndarray
     """`[seeds]`: mean return of 100 episodes with the most likely actions."""
+    sampled: np.ndarray
+    """The same with sampled actions."""
     curve: np.ndarray
     """`[seeds, updates]`: mean return of the episodes that ended in each update, NaN if none did."""
 
@@ -68,8 +70,11 @@ def train(
     runner = PolicyProgram(program.algorithm, env.observation_space, env.action_space)
     policies = [Policy(runner, jax.tree.map(lambda x, i=i: x[i], learned)) for i in range(len(seeds))]
     evaluator = make_evaluator(env, runner, 100)
-    returns = [evaluator(policy.learned, jax.random.key(1), True).returns.mean() for policy in policies]
-    return Trained(policies, np.array(returns), np.asarray(curve))
+    greedy, sampled = (
+        np.array([evaluator(policy.learned, jax.random.key(1), mode).returns.mean() for policy in policies])
+        for mode in (True, False)
+    )
+    return Trained(policies, greedy, sampled, np.asarray(curve))
 
 
 def random_return(env: AnyEnvironment) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lehr.report.curves import learning_curve
-from lehr.report.loggers import JsonLines, TensorBoard
+from lehr.report.loggers import JsonLines, Logger, TensorBoard
 from lehr.report.loggers.jsonl import read
 from lehr.report.loggers.thinning import Thinning
 
@@ -35,19 +35,20 @@ NAMES = (
 def write(directory: Path, updates: int, every: int | None) -> tuple[int, float]:
     """Log a run of so many updates; return the number of rows, and the seconds that logging took per update."""
     random, thinning, rows = np.random.default_rng(0), Thinning(every), 0
-    backends = [JsonLines(directory / "metrics.jsonl"), TensorBoard(directory / "tensorboard")]
+    backends: list[Logger] = [JsonLines(directory / "metrics.jsonl"), TensorBoard(directory / "tensorboard")]
     table = random.random((1000, len(NAMES)), np.float32)
     seconds = 0.0
     for update in range(1, updates + 1):
-        row = {"update": update, "env_steps": 2048 * update}
+        row: dict[str, float] = {"update": update, "env_steps": 2048 * update}
         row |= dict(zip(NAMES, table[update % 1000].tolist(), strict=True))
         row |= {"time/elapsed": 0.01 * update, "time/steps_per_second": 204_800.0}
         begin = time.process_time()
         logged = thinning.add(row, always=update == updates)
-        for backend in backends if logged is not None else ():
-            backend.log(logged)
+        if logged is not None:
+            rows += 1
+            for backend in backends:
+                backend.log(logged)
         seconds += time.process_time() - begin
-        rows += logged is not None
     for backend in backends:
         backend.close()
     return rows, seconds / updates

@@ -80,7 +80,7 @@ def program(env: Environment, kind: str, num_envs: int, steps: int) -> Callable[
 
 def measure(name: str, num_envs: int, steps: int, limit: int, turns: int) -> dict[str, Any]:
     """Measure all ways to reset one environment."""
-    made = make(name)
+    made: Any = make(name)
     while isinstance(made, TimeLimit):
         made = made.env
     env = TimeLimit(made, limit)

@@ -14,21 +14,22 @@ if TYPE_CHECKING:
     from lehr.acting.evaluation import evaluate
     from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
-    from lehr.schedules import Schedule, schedule
+    from lehr.schedules.schedule import Schedule
+    from lehr.schedules.spec import schedule
     from lehr.training.api import Result, load, resume, train
 
 __version__ = "0.1.0.dev0"
 
 _LATER = {
     "Result": "lehr.training.api",
-    "Schedule": "lehr.schedules",
+    "Schedule": "lehr.schedules.schedule",
     "evaluate": "lehr.acting.evaluation",
     "load": "lehr.training.api",
     "record": "lehr.acting.recording",
     "resolve_coefficient": "lehr.algorithms.vocabulary",
     "resolve_entropy_coefficient": "lehr.algorithms.vocabulary",
     "resume": "lehr.training.api",
-    "schedule": "lehr.schedules",
+    "schedule": "lehr.schedules.spec",
     "train": "lehr.training.api",
 }
 

@@ -8,11 +8,18 @@ MOST_LISTED = 60
 """The maximum number of known names to list."""
 
 
+LONGEST = 2000
+"""The maximum number of characters of an error message."""
+
+
 class InputError(ValueError):
     """Invalid user input. The message says what was given, what is allowed and what to do.
 
-    The CLI prints the message and exits with code 2.
+    The CLI prints the message and exits with code 2. A message that quotes something long is cut in the middle.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(shortened(str(message), LONGEST))
 
 
 def closest(given: str, known: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lehr.errors import InputError, shortened
+from lehr.errors import InputError, quoted, shortened
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -62,7 +62,8 @@ def import_object(reference: str, what: str) -> Any:
     """
     if not is_reference(reference):
         raise InputError(
-            f"The {what} {reference!r} is not of the form 'module:Name', such as 'my_package.tasks:Maze'; correct it."
+            f"The {what} {quoted(reference)} is not of the form 'module:Name', such as 'my_package.tasks:Maze'; "
+            "correct it."
         )
     module, _, path = reference.partition(":")
     try:
@@ -71,8 +72,8 @@ def import_object(reference: str, what: str) -> Any:
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
         raise InputError(
-            f"The {what} {reference!r} could not be imported ({error}); give 'module:Name' with a module that Python "
-            "finds and a name in it."
+            f"The {what} {quoted(reference)} could not be imported ({error}); give 'module:Name' with a module that "
+            "Python finds and a name in it."
         ) from error
     return found
 

@@ -43,6 +43,7 @@ SMALL: dict[str, Any] = {
     "batch_size": 8,
     "batch_length": 8,
     "train_ratio": 1.0,
+    "replay_size": 1024,
     "prefill": 64,
 }
 """Sizes to check with, for algorithms that have such settings: compiling takes most of the time."""

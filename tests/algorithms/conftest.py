@@ -33,12 +33,15 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 8,
     "batch_length": 8,
     "train_ratio": 1.0,
+    "replay_size": 1024,
     "prefill": 64,
 }
 """Small, for all algorithms that have such settings; what an algorithm needs besides is below, under its name."""
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {"epochs": 2, "minibatches": 2},
+    # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
+    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0", "imagination_length": 5},
     "ppo": {"epochs": 2, "minibatches": 2},
     "ppg": {
         "epochs": 2,
@@ -60,6 +63,7 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
     "a2c": {"optimiser": "adamw"},
     "impala": {"optimiser": "adamw"},
+    "dreamer": {"train_ratio": 8.0},  # after some gradient steps, returns differ enough for their range to matter
     "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
     "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
 }

@@ -13,6 +13,7 @@ from lehr.algorithms import ppo, recurrent_ppo
 from lehr.cli import main
 from lehr.errors import InputError
 from lehr.maths import sequences
+from lehr.maths.losses import value_loss
 from lehr.networks import NetworkConfig
 from lehr.training.plan import make_plan, settings_classes
 from tests.algorithms.rollouts import (
@@ -251,6 +252,20 @@ def test_it_is_ppo_with_other_defaults():
     assert NetworkConfig(**config.to_mapping(network)) == NetworkConfig(torso="mingru", recurrent_size=64)
     assert algorithms.settings_of("ppo") == [ppo.Config, NetworkConfig]
     assert config.with_preset(recurrent_ppo.Config, "puffer").advantage == "vtrace"
+
+
+def test_its_defaults_are_those_of_the_zoo():
+    """RL Zoo's hyperparameters of RecurrentPPO for CartPole without velocities, and SB3's own vf_coef of 0.5."""
+    own = recurrent_ppo.Config()
+    assert (own.num_envs, own.horizon, own.epochs, own.minibatches) == (8, 32, 20, 8 * 32 // 256)
+    assert (own.normalise_observations, own.normalise_rewards) == (True, True)  # normalize: True is both
+    assert (own.discount, own.gae_lambda, own.entropy_coef, own.max_grad_norm) == (0.98, 0.8, 0.0, 0.5)
+    assert lehr.schedule(own.learning_rate, 100)(50) == pytest.approx(0.0005)
+    assert lehr.schedule(own.clip_range, 100)(0) == 0.2
+    # SB3's value loss is mean (V − R)², ours half of that: the same weighted loss, 0.5 · mean (V − R)².
+    errors = np.array([1.0, 3.0])
+    ours = own.value_coef * float(value_loss(jnp.asarray(errors), jnp.zeros(2)))
+    assert ours == pytest.approx(0.5 * np.mean(errors**2))
 
 
 def test_the_help_shows_its_defaults(capsys, monkeypatch):

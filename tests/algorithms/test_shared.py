@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
+from lehr.acting.agent import has_memory
 from lehr.acting.rollout import Collected
 from lehr.config import coefficients as coefficients_of
 from lehr.config import describe
@@ -76,11 +77,25 @@ def train_on(begin, advance, algorithm, env, **settings):
     return advance(begin(algorithm, env, total_steps=total, **given), PROBE_UPDATES)
 
 
-def learned(run, observations):
-    """The values `[M]` and the policy that a run has learned for first observations of episodes, `[M, 1]`."""
-    network, size = run.program.algorithm.network, len(observations)
-    carry, reset = network.initial_carry((size,)), jnp.ones(size, bool)
-    _, policy, value = jax.jit(network.step)(run.state.learner.params, carry, jnp.float32(observations), reset)
+def learned(run, observations, env=None):
+    """The values `[M]` and the policy that a run has learned for first observations of episodes, `[M, 1]`.
+
+    A memory that has never seen an episode begin with an observation need not know its value: with `env`, it gets to
+    the observations as episodes do.
+    """
+    algorithm, size = run.program.algorithm, len(observations)
+    network, params = algorithm.network, run.state.learner.params
+    carry, reset, obs = algorithm.initial_carry((size,)), jnp.ones(size, bool), jnp.float32(observations)
+    if env is not None and has_memory(algorithm):
+        key = jax.random.key(0)
+        states, firsts = jax.vmap(env.reset)(jax.random.split(key, 8))
+        later = ~np.isin(observations[:, 0], np.asarray(firsts))
+        if later.any():  # then one step leads there from the first observation
+            first, state = (jax.tree.map(lambda x: x[0], tree) for tree in (firsts, states))
+            carry, action, _ = jax.jit(algorithm.act)(params, carry, jnp.broadcast_to(first, obs.shape), reset, key)
+            np.testing.assert_array_equal(env.step(key, state, action[0])[1].obs, observations[later][0])
+            reset = jnp.asarray(~later)
+    _, policy, value = jax.jit(network.step)(params, carry, obs, reset)
     return np.asarray(value), policy
 
 
@@ -120,7 +135,7 @@ def test_the_critic_learns_the_values_of_a_probe(algorithm, probe, continuous, b
     env = probe(continuous=continuous)
     run = train_on(begin, advance, algorithm, TimeLimit(env, TIME_LIMIT))
     expected = env.expected_values(DISCOUNT)
-    found, policy = learned(run, expected.observations)
+    found, policy = learned(run, expected.observations, env)
     values = expected.values
     if expected.actions is not None:
         np.testing.assert_allclose(policy.mode(), expected.actions, atol=TOLERANCE)

@@ -161,6 +161,8 @@ class Breaking(gymnasium.Env):
         match self.fault:
             case "raises":
                 raise OSError("the simulator is gone")
+            case "loses its connection":
+                raise ConnectionResetError("the simulator hung up")
             case "exits":
                 sys.exit(3)
             case "interrupts":

@@ -9,7 +9,6 @@ from flax import nnx
 from lehr.errors import InputError
 from lehr.networks.block_gru import BlockGRU
 from lehr.networks.images import ImageDecoder, ImageEncoder, halvings
-from lehr.networks.observations import make_view
 from lehr.networks.world_model import Latent, WorldModelConfig, drawn, dreamer_network, mixed
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
 
@@ -41,7 +40,7 @@ def test_a_block_gru_is_so_many_units_side_by_side():
         parameter[...] = jnp.float32(random.normal(size=parameter.shape))
         weights.append(np.asarray(parameter[...], float))
     h, x = random.normal(size=(2, 5, 12)), random.normal(size=(2, 5, 6))
-    found = layer(jnp.float32(h), jnp.float32(x))
+    found = np.asarray(layer(jnp.float32(h), jnp.float32(x)))
     for place in np.ndindex(2, 5):
         apart = [gru(h[place].reshape(4, 3)[g], x[place], *(w[g] for w in weights)) for g in range(4)]
         np.testing.assert_allclose(found[place], np.concatenate(apart), rtol=1e-4, atol=1e-5)
@@ -78,10 +77,19 @@ def test_every_kind_of_observation_is_encoded_and_decoded(kind):
     first = jnp.zeros((4, 3), bool).at[2, 1].set(True)
     actions = jax.nn.one_hot(jnp.zeros((4, 3), int), 2)
     start = jax.tree.map(lambda x: x + 0.1, Latent(jnp.zeros((3, 8)), jnp.zeros((3, 12))))
-    model = network.bind(params)
-    states, posterior = network.unroll(model, start, obs, actions, first, 0.01, jax.random.key(2))
+
+    @jax.jit
+    def unrolled(params):
+        model = network.bind(params)
+        states, posterior = network.unroll(model, start, obs, actions, first, 0.01, jax.random.key(2))
+        return states, posterior, model.decoder(states.features), model.decoder.targets(obs)
+
+    @jax.jit
+    def observed(params, *given):
+        return network.observe(network.bind(params), *given)
+
+    states, posterior, decoded, targets = unrolled(params)
     assert posterior.shape == (4, 3, 3, 4)
-    decoded, targets = model.decoder(states.features), model.decoder.targets(obs)
     assert [x.shape for x in decoded] == [x.shape for x in targets]
     if kind != "vector":
         assert targets[0].min() >= 0
@@ -91,7 +99,7 @@ def test_every_kind_of_observation_is_encoded_and_decoded(kind):
     carry = {**start._asdict(), "action": actions[0]}
     uniform = jax.random.uniform(jax.random.key(2), (4, 3, 3))
     for t in range(4):
-        latent = network.observe(model, carry, jax.tree.map(lambda x, t=t: x[t], obs), first[t], 0.01, uniform[t])
+        latent = observed(params, carry, jax.tree.map(lambda x, t=t: x[t], obs), first[t], 0.01, uniform[t])
         jax.tree.map(lambda x, y, t=t: np.testing.assert_allclose(x, y[t], atol=1e-5), latent, states)
         carry = {**latent._asdict(), "action": actions[t]}
 
@@ -100,12 +108,19 @@ def test_every_kind_of_observation_is_encoded_and_decoded(kind):
 def test_every_kind_of_action(kind):
     space = ACTIONS[kind]
     network, params = dreamer_network(PLAIN, space, SMALL, jax.random.key(0))
-    model, features = network.bind(params), jax.random.normal(jax.random.key(1), (50, 20))
-    policy = network.policy(model, features, 0.01)
-    for action in (policy.sample(jax.random.key(2)), network.random_action(jax.random.key(2), (50,)), policy.mode()):
-        assert np.isfinite(policy.log_prob(action)).all()
-        assert all(space.contains(np.asarray(one)) for one in network.environment_action(action))
-        encoded = np.asarray(network.encoded(action))
+    features = jax.random.normal(jax.random.key(1), (50, 20))
+
+    @jax.jit
+    def acted(params, key):
+        policy = network.policy(network.bind(params), features, 0.01)
+        chosen = [policy.sample(key), network.random_action(key, (50,)), policy.mode()]
+        found = [(policy.log_prob(x), network.environment_action(x), network.encoded(x)) for x in chosen]
+        return policy, found
+
+    policy, found = acted(params, jax.random.key(2))
+    for log_prob, action, encoded in found:
+        assert np.isfinite(log_prob).all()
+        assert all(space.contains(one) for one in np.asarray(action))
         assert encoded.shape == (50, {"discrete": 3, "multi": 5, "box": 2}[kind])
         assert np.abs(encoded).max() <= 1
     if kind == "box":
@@ -113,7 +128,9 @@ def test_every_kind_of_action(kind):
         assert ((policy.std() > 0.1) & (policy.std() < 1)).all()
         np.testing.assert_allclose(policy.std(), np.exp(SMALL.initial_log_std), atol=0.02)
     if kind == "discrete":
-        np.testing.assert_allclose(jnp.exp(network.policy(model, 1e9 * features, 0.3).log_probs).min(), 0.1, rtol=1e-4)
+        certain = jax.tree.map(lambda x: 1e6 * x, params)
+        policy = jax.jit(lambda params: network.policy(network.bind(params), features, 0.3))(certain)
+        np.testing.assert_allclose(np.exp(policy.log_probs).min(), 0.1, rtol=1e-4)
 
 
 def test_the_first_rewards_and_values_are_exactly_zero():
@@ -124,11 +141,14 @@ def test_the_first_rewards_and_values_are_exactly_zero():
 
 
 def test_convolutions_halve_and_double_images():
-    encoder = ImageEncoder((24, 16, 3), 2, 5, rngs=nnx.Rngs(0))
-    decoder = ImageDecoder(7, (24, 16, 3), 2, 5, rngs=nnx.Rngs(0))
+    def made(image, features):
+        encoder = ImageEncoder((24, 16, 3), 2, 5, rngs=nnx.Rngs(0))
+        return encoder(image), ImageDecoder(7, (24, 16, 3), 2, 5, rngs=nnx.Rngs(0))(features)
+
     assert halvings(24, 16) == 2
-    assert encoder(jnp.ones((2, 5, 24, 16, 3))).shape == (2, 5, 6 * 4 * 2 * 3)
-    assert decoder(jnp.ones((2, 5, 7))).shape == (2, 5, 24, 16, 3)
+    encoded, decoded = jax.eval_shape(made, jnp.ones((2, 5, 24, 16, 3)), jnp.ones((2, 5, 7)))
+    assert encoded.shape == (2, 5, 6 * 4 * 2 * 3)
+    assert decoded.shape == (2, 5, 24, 16, 3)
 
 
 @pytest.mark.parametrize("shape", [(7, 7, 1), (84, 84, 3), (4, 64, 3), (20, 200, 1)])
@@ -161,10 +181,7 @@ def test_actions_that_it_cannot_take():
 def test_presets_have_about_as_many_parameters_as_they_say(preset, millions):
     """The paper's sizes are for images of 64 × 64 pixels."""
     config = WorldModelConfig(**WorldModelConfig.PRESETS[preset])
-    make = make_view(Box(0, 255, (64, 64, 3), np.uint8), None, "auto")
-    assert make.image is not None
-    shapes = jax.eval_shape(
-        lambda key: dreamer_network(Box(0, 255, (64, 64, 3), np.uint8), Discrete(18), config, key)[1], jax.random.key(0)
-    )
+    pixels = Box(0, 255, (64, 64, 3), np.uint8)
+    shapes = jax.eval_shape(lambda key: dreamer_network(pixels, Discrete(18), config, key)[1], jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     assert 0.5 * millions * 1e6 < count < 1.5 * millions * 1e6

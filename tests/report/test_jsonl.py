@@ -115,7 +115,18 @@ def test_a_broken_line_elsewhere_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tail", [b"", b'{"update": 4, "x', b'{"update": 3}', b"\0\0\0", b"\n", b'"text"\n', b'{"x": 1}\n']
+    "tail",
+    [
+        b"",
+        b'{"update": 4, "x',
+        b'{"update": 3}',
+        b"\0\0\0",
+        b"\n",
+        b'"text"\n',
+        b'{"x": 1}\n',
+        b'{"update": "x"}\n',
+        b'{"update": [1]}\n',
+    ],
 )
 def test_a_resume_drops_later_rows_and_the_torn_end(tmp_path, tail):
     path = write(tmp_path / "m.jsonl", *({"update": update, "x": 0.5} for update in (1, 2, 2, 3, 4)))

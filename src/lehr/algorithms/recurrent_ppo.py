@@ -21,10 +21,12 @@ class Config(ppo.Config):
     epochs: int = 20
     minibatches: int = 1
     normalise_observations: bool = True
+    normalise_rewards: bool = True
     entropy_coef: Coef = 0.0
     clip_range: Coef = "0.2 -> 0.001"
     discount: Coef = 0.98
     gae_lambda: Coef = 0.8
+    value_coef: Coef = 1.0  # with the factor of ½ in the loss, the 0.5 of Stable-Baselines3
 
 
 @dataclass(frozen=True)

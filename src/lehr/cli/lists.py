@@ -12,7 +12,7 @@ from lehr import algorithms, config, envs
 from lehr.algorithms import vocabulary
 from lehr.cli import output
 from lehr.envs.registry import adapter
-from lehr.errors import InputError, closest, shortened
+from lehr.errors import InputError, closest, quoted, shortened
 from lehr.report.loggers.progress import short_number
 from lehr.spaces import Dict, Discrete, MultiDiscrete, Space
 from lehr.training import checkpoint
@@ -104,7 +104,10 @@ def _space_text(space: Space) -> str:
 
 
 def _runs(arguments: argparse.Namespace) -> Rows:
-    found = sorted(arguments.root.glob("*/status.json"), key=lambda path: path.stat().st_mtime)
+    try:
+        found = sorted(arguments.root.glob("*/status.json"), key=lambda path: path.lstat().st_mtime)
+    except OSError as error:  # such as a name that is too long
+        raise InputError(f"--root is {quoted(str(arguments.root))}: {error.strerror}; give a directory.") from None
     if not found:
         raise InputError(f"There are no runs in '{arguments.root}'; start one with 'lehr train', or give --root.")
     return [_run_row(RunDirectory(path.parent)) for path in found]

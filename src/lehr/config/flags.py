@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from lehr.config.build import presets_of
 from lehr.config.fields import MISSING, Coef, FieldDescription, Plugin, describe, fields_of, nearest
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
 from lehr.schedules.keys import ENDINGS
 
 _PREFIX = "setting:"
@@ -50,10 +50,10 @@ def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
     for word in words:
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
-            raise InputError(f"Unexpected argument {word!r}; see '{parser.prog} --help'.")
+            raise InputError(f"Unexpected argument {quoted(word)}; see '{parser.prog} --help'.")
         near = nearest(flag.replace("_", "-"), parser._option_string_actions)
         advice = f"did you mean {near[0]!r}?" if near else f"see '{parser.prog} --help'."
-        raise InputError(f"There is no option {flag!r}; {advice}")
+        raise InputError(f"There is no option {quoted(flag)}; {advice}")
 
 
 def _add_field(group: Any, field: FieldDescription) -> None:

@@ -16,7 +16,7 @@ from lehr import plugins
 from lehr.envs.base import Environment
 from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
-from lehr.errors import InputError, shortened
+from lehr.errors import InputError, quoted, shortened
 
 Factory = TypeVar("Factory", bound=Callable[..., Environment])
 
@@ -115,7 +115,8 @@ def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
             return adapter(prefix).adapt(env, **parameters)
     if not isinstance(env, HostEnvironment) and not _has_reset_and_step(env):
         raise InputError(
-            f"{env!r} is not an environment: it must have the methods reset and step; see lehr.envs.check_env."
+            f"{quoted(env, 200)} is not an environment: it must have the methods reset and step; see "
+            "lehr.envs.check_env."
         )
     if parameters:
         raise InputError(
@@ -184,9 +185,9 @@ def _import(name: str) -> Callable[..., Environment]:
         close = close or difflib.get_close_matches(name.lower(), known, n=1)
         meant = f" (did you mean {known[close[0]]!r}?)" if close else ""
         raise InputError(
-            f"There is no environment named {name!r}{meant}: choose one of {', '.join([*names(), *offered])}, one from "
-            f"another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own as "
-            "'module:Class'."
+            f"There is no environment named {quoted(name)}{meant}: choose one of {', '.join([*names(), *offered])}, "
+            f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
+            "as 'module:Class'."
         )
     return _checked(name, plugins.import_object(name, "environment"))
 

@@ -18,7 +18,7 @@ SMALLEST_NORM = 1e-3
 class LaPropState(NamedTuple):
     """What LaProp remembers."""
 
-    count: jax.Array
+    steps: jax.Array
     """int32 `[]`: steps so far."""
     momentum: PyTree
     """Like the parameters: mean of the scaled gradients."""
@@ -46,7 +46,7 @@ def laprop(
         return LaPropState(jnp.int32(0), zeros, zeros)
 
     def update(gradients: PyTree, state: LaPropState, params: PyTree = None) -> tuple[PyTree, LaPropState]:
-        count = optax.safe_increment(state.count)
+        count = optax.safe_increment(state.steps)
         square = optax.tree.update_moment_per_elem_norm(gradients, state.square, b2, 2)
         size = optax.tree.bias_correction(square, b2, count)
         scaled = jax.tree.map(lambda gradient, size: gradient / (jnp.sqrt(size) + eps), gradients, size)
@@ -71,4 +71,4 @@ def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:
         for tree in (gradients, params)
     )
     factors = 1 / jnp.maximum(1.0, sizes / (limit * jnp.maximum(norms, SMALLEST_NORM)))
-    return structure.unflatten([leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])
+    return jax.tree.unflatten(structure, [leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])

@@ -69,8 +69,8 @@ class Optimiser:
     """An optax transformation with learning rate 1; elementwise ones work on one flat vector."""
 
     name: Any
-    """A name in optax, `optax.contrib` or `OWN`, `module:Name`, an optax transformation with learning rate 1, or a function of
-    `learning_rate` that returns one, like `optax.adam`."""
+    """A name in optax, `optax.contrib` or `OWN`, `module:Name`, an optax transformation with learning rate 1, or a
+    function of `learning_rate` that returns one, like `optax.adam`."""
     options: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:

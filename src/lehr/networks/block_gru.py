@@ -1,6 +1,6 @@
 """A recurrent layer in blocks: several small gated units side by side, which see the same inputs.
 
-A state of `D` numbers in `G` blocks has D² / G recurrent weights per gate instead of D², so that a large memory is cheap.
+A state of `D` numbers in `G` blocks has D² / G recurrent weights per gate instead of D²: a large memory is cheap.
 """
 
 import jax

@@ -24,8 +24,8 @@ def halvings(height: int, width: int) -> int:
     (4, 1, 4)
     >>> halvings(84, 84)
     Traceback (most recent call last):
-    lehr.errors.InputError: Images are 84 × 84 pixels and can be halved to 21 × 21, but must be halved at least once, to \
-sides of 3 to 16 pixels; resize or pad them, to 64 × 64 for example.
+    lehr.errors.InputError: Images are 84 × 84 pixels and can be halved to 21 × 21, but must be halved at least once, \
+to sides of 3 to 16 pixels; resize or pad them, to 64 × 64 for example.
     """
     count, (rows, columns) = 0, (height, width)
     while count < len(FACTORS) and rows % 2 == columns % 2 == 0 and min(rows, columns) >= 2 * SMALLEST:

@@ -4,6 +4,7 @@ The state has two parts: `deter`, the state of a recurrent layer, and `stoch`, s
 observation, the latents are drawn from the posterior; without one, from the prior, which is how the model imagines.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -153,7 +154,7 @@ class Layers(nnx.Module):
         self, in_features: int, hidden_sizes: tuple[int, ...], out_features: int, scale: float, *, rngs: nnx.Rngs
     ) -> None:
         sizes = (in_features, *hidden_sizes)
-        self.dense = nnx.List(Dense(n_in, n_out, rngs=rngs) for n_in, n_out in zip(sizes, hidden_sizes, strict=False))
+        self.dense = nnx.List(Dense(n_in, n_out, rngs=rngs) for n_in, n_out in itertools.pairwise(sizes))
         init = (
             nnx.initializers.variance_scaling(scale, "fan_in", "truncated_normal") if scale else nnx.initializers.zeros
         )
@@ -173,10 +174,11 @@ class Encoder(nnx.Module):
         self.view = view
         sizes = (view.vector_size, *config.hidden_sizes)
         sizes = sizes if view.vector_size else ()
-        self.dense = nnx.List(Dense(n_in, n_out, rngs=rngs) for n_in, n_out in zip(sizes, sizes[1:], strict=False))
+        self.dense = nnx.List(Dense(n_in, n_out, rngs=rngs) for n_in, n_out in itertools.pairwise(sizes))
         image = None
         if view.image is not None:
-            image = ImageEncoder(view.image[1].shape, config.image_depth, config.image_kernel, rngs=rngs)
+            space: Any = view.image[1]
+            image = ImageEncoder(space.shape, config.image_depth, config.image_kernel, rngs=rngs)
         self.image = image
         self.out_features = (sizes[-1] if sizes else 0) + (0 if image is None else image.out_features)
 
@@ -351,7 +353,7 @@ class DreamerNetwork:
             latent = Latent(deter, drawn(log_probs, uniform))
             return latent, (latent, log_probs)
 
-        return jax.lax.scan(step, start, (acted, seen, first, uniform))[1]
+        return jax.lax.scan(step, start, (acted, seen, first, uniform), unroll=_together(len(first)))[1]
 
     def imagine(self, model: WorldModel, start: Latent, length: int, share: Any, key: Key) -> tuple[jax.Array, PyTree]:
         """Return the features `[length + 1, M, F]` of imagined states, and the policy's actions `[length, M, ...]`."""
@@ -366,7 +368,8 @@ class DreamerNetwork:
             found = Latent(deter, drawn(model.dynamics.prior_log_probs(deter, share), uniform))
             return found, (latent.features, action)
 
-        last, (features, actions) = jax.lax.scan(step, start, (uniform, jax.random.split(action_key, length)))
+        given = uniform, jax.random.split(action_key, length)
+        last, (features, actions) = jax.lax.scan(step, start, given, unroll=_together(length))
         return jnp.concatenate([features, last.features[None]]), actions
 
     def policy(self, model: WorldModel, features: jax.Array, share: Any) -> Distribution:
@@ -430,6 +433,13 @@ class DreamerNetwork:
         latent = self.observe(model, carry, obs, reset, 0.0, None)
         value = two_hot_mean(model.critic(latent.features))
         return {**carry, **latent._asdict()}, self.policy(model, latent.features, 0.0), value
+
+
+def _together(length: int) -> int:
+    """Return how many steps of a scan to compile as one: 1 on a CPU, a divisor of the length on an accelerator."""
+    if jax.default_backend() == "cpu":
+        return 1
+    return max(steps for steps in range(1, 6) if length % steps == 0)
 
 
 def dreamer_network(

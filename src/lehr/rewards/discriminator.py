@@ -70,7 +70,7 @@ class DiscriminatorSettings:
     discriminator_entropy_coef: Annotated[Coef, Coefficient(("disc_ent_coef",))] = 1e-3
     """Weight of the entropy of the discriminator's decisions in its loss."""
     label_smoothing: Annotated[Coef, Coefficient(("label_smooth",), maximum=1.0)] = 0.0
-    """Smoothing of its labels, to 1 − smoothing / 2 for the expert and smoothing / 2 for the policy."""
+    """Smoothing s of the discriminator's labels; they are 1 − s / 2 for the expert and s / 2 for the policy."""
 
 
 class Rows(NamedTuple):

@@ -52,11 +52,11 @@ class NoveltySettings:
     novelty_share: float = 0.25
     """Share of a rollout's steps that the predictor learns from, so that novelty does not wear off too fast."""
     novelty_coef: Annotated[Coef, Coefficient(("novelty_weight", "intrinsic_coef"))] = 1.0
-    """Weight of the bonus."""
+    """Weight of the novelty bonus."""
     task_coef: Annotated[Coef, Coefficient(("task_weight", "extrinsic_coef"))] = 1.0
     """Weight of the environment's reward."""
     novelty_learning_rate: Annotated[Coef, Coefficient(("novelty_lr",))] = 1e-3
-    """Learning rate of the predictor."""
+    """Learning rate of the novelty predictor."""
 
 
 class Fixed(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lehr.errors import InputError, shortened
+from lehr.errors import InputError, quoted
 from lehr.schedules.function import FunctionSchedule
 from lehr.schedules.phases import END, Phase, Position, as_finite
 from lehr.schedules.schedule import Schedule
@@ -27,8 +27,7 @@ def position(given: Any) -> Position:
     steps = as_finite(given)
     if steps is None:
         raise InputError(
-            f"{shortened(repr(given))} is not a position; give a number of env steps, or a string such as '500k' or "
-            "'20%'."
+            f"{quoted(given)} is not a position; give a number of env steps, or a string such as '500k' or '20%'."
         )
     if steps < 0:
         raise InputError(f"The position {steps:g} is below 0; the first step is 0.")
@@ -41,7 +40,7 @@ def number(given: Any, what: str) -> float:
         return parse_number(given)
     value = as_finite(given)
     if value is None:
-        raise InputError(f"The {what} is {shortened(repr(given))}; it must be a finite number.")
+        raise InputError(f"The {what} is {quoted(given)}; it must be a finite number.")
     return value
 
 
@@ -120,7 +119,7 @@ def piecewise(points: Iterable[Sequence[Any]], shape: str = "linear") -> Schedul
     pairs = []
     for point in points:
         if isinstance(point, str) or not isinstance(point, Sequence | np.ndarray) or len(point) != 2:
-            raise InputError(f"{point!r} is not a point of a schedule; give [step, value] pairs.")
+            raise InputError(f"{quoted(point)} is not a point of a schedule; give [step, value] pairs.")
         pairs.append((position(point[0]), number(point[1], "value of a point")))
     return Schedule(phases_of_points(pairs, shape))
 
@@ -140,7 +139,7 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[Any]) -> Schedule:
     for index, (schedule, offset) in enumerate(zip(schedules, begins, strict=True)):
         if not isinstance(schedule, Schedule) or not schedule.is_bound:
             raise InputError(
-                f"Schedule {index + 1} of a join is {schedule!r}; join only takes bound schedules: call "
+                f"Schedule {index + 1} of a join is {quoted(schedule)}; join only takes bound schedules: call "
                 "bind(total_steps)."
             )
         if phases and offset.plus(begins[index - 1], -1).sign() != 1:
@@ -163,7 +162,7 @@ def warmup(over: Any, schedule: Any, start: Any = 0.0) -> Any:
     """
     length = position(over)
     if length.sign() != 1:
-        raise InputError(f"The warm-up has length {over!r}; it must be above 0.")
+        raise InputError(f"The warm-up has length {quoted(over)}; it must be above 0.")
     if isinstance(schedule, FunctionSchedule):
         return schedule.after_ramp(length, number(start, "start of a warm-up"))
     moved = [
@@ -189,10 +188,10 @@ def repeat(schedule: Schedule, count: int) -> Schedule:
     '0.03 -> 0.003 cosine repeat 4'
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InputError(f"A schedule cannot repeat {count!r} times; give a whole number, 1 or more.")
+        raise InputError(f"A schedule cannot repeat {quoted(count)} times; give a whole number, 1 or more.")
     if count * len(schedule.phases) > MOST_CYCLES:
         raise InputError(
-            f"A schedule of {len(schedule.phases)} phases cannot repeat {shortened(str(count))} times; the maximum is "
+            f"A schedule of {len(schedule.phases)} phases cannot repeat {quoted(count)} times; the maximum is "
             f"{MOST_CYCLES} phases."
         )
     phases = [

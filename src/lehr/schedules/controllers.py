@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr import plugins
-from lehr.errors import InputError, closest, shortened
+from lehr.errors import InputError, closest, quoted, shortened
 from lehr.schedules.phases import number_text
 from lehr.schedules.text import parse_number
 
@@ -299,7 +299,7 @@ def _check(controller: Controller, name: str, value: Any, above: float = -math.i
         return  # a tracer, an array from a stack, or a placeholder of a JAX transformation
     if isinstance(value, bool) or math.isnan(value) or not (value > above and value >= least) or math.isinf(value):
         limit = f"above {above:g}" if above > -math.inf else f"{least:g} or more" if least > -math.inf else "finite"
-        raise InputError(f"{type(controller).__name__} got {name}={value!r}; it must be {limit}.")
+        raise InputError(f"{type(controller).__name__} got {name}={quoted(value)}; it must be {limit}.")
 
 
 def _check_limits(controller: Any) -> None:

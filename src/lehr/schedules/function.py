@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
 from lehr.schedules.phases import Position, check_total
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.steps import Steps
@@ -84,7 +84,7 @@ class FunctionSchedule:
         try:
             value = float(given)
         except (TypeError, ValueError):
-            raise InputError(f"{self} returned {given!r} at step {step:g}; it must return one number.") from None
+            raise InputError(f"{self} returned {quoted(given)} at step {step:g}; it must return one number.") from None
         if not math.isfinite(value):
             raise InputError(f"{self} returned {value} at step {step:g}; it must be finite at every step.")
         return value

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
 from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.constructors import number, position, warmup
 from lehr.schedules.controllers import Controller
@@ -50,7 +50,7 @@ def coefficient_schedule(
     if ramp is not None:
         steps = position(ramp).bound(total)
         if steps >= total:
-            raise InputError(f"{keys.warmup} is {ramp!r}, but the whole budget is {total:g} steps; give fewer.")
+            raise InputError(f"{keys.warmup} is {quoted(ramp)}, but the whole budget is {total:g} steps; give fewer.")
         ramp = steps
     made = combine(keys, fixed, shape, ramp)
     try:
@@ -105,7 +105,7 @@ def _read(
             near = get_close_matches(key, keys_of_it, n=1, cutoff=0.8)
             others = [name for name in (*known(), *dict(entry.others)) if name not in spellings] if near else []
             if near and not any(key.startswith(other) for other in others):
-                raise InputError(f"The config has the unknown key {key!r}; did you mean {near[0]!r}?")
+                raise InputError(f"The config has the unknown key {quoted(key)}; did you mean {near[0]!r}?")
     used = [spelling for spelling in spellings if any(config.get(spelling + ending) is not None for ending in ENDINGS)]
     if len(used) > 1:
         given = [[s + ending for ending in ENDINGS if config.get(s + ending) is not None] for s in used]
@@ -120,13 +120,14 @@ def _scheduled(keys: Keys, fixed: Any, shape: Any) -> Any:
     """Return the schedule, with its missing start taken from the fixed value."""
     if fixed is not None and not is_number(fixed):
         raise InputError(
-            f"{keys.fixed} is already a schedule, {fixed!r}; give {keys.fixed} as a number, or remove {keys.schedule}."
+            f"{keys.fixed} is already a schedule, {quoted(fixed)}; give {keys.fixed} as a number, or remove "
+            f"{keys.schedule}."
         )
     if not is_open(shape):
         return shape
     if fixed is None:
         raise InputError(
-            f"{keys.schedule} is {shape!r}, which has no start, and {keys.fixed} is not given; give {keys.fixed}."
+            f"{keys.schedule} is {quoted(shape)}, which has no start, and {keys.fixed} is not given; give {keys.fixed}."
         )
     opened = dict(shape) if isinstance(shape, Mapping) else {"shape": shape.strip()}
     is_constant = "constant" in (opened.get("shape"), opened.get("type"), opened.get("kind"))
@@ -143,11 +144,12 @@ def _warmed(keys: Keys, made: AnySchedule | Controller, given: Any) -> AnySchedu
         return made
     if isinstance(made, Controller):
         raise InputError(
-            f"{keys.warmup} is {given!r}, but '{made}' reacts to metrics and cannot be warmed up; remove one of them."
+            f"{keys.warmup} is {quoted(given)}, but '{made}' reacts to metrics and cannot be warmed up; remove one of "
+            "them."
         )
     if _starts(made)[0] == 0:
         raise InputError(
-            f"{keys.warmup} is {given!r}, but the schedule '{made}' already starts at 0; remove {keys.warmup}."
+            f"{keys.warmup} is {quoted(given)}, but the schedule '{made}' already starts at 0; remove {keys.warmup}."
         )
     return warmup(length, made)
 

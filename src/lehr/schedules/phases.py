@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lehr.errors import InputError, closest, shortened
+from lehr.errors import InputError, closest, quoted
 from lehr.schedules.shapes import CODES, NAMES
 
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -119,10 +119,10 @@ def as_finite(given: object) -> float | None:
 def check_total(total_steps: float, name: str = "total_steps") -> float:
     """Return the budget as a float, or raise an error that mentions it by `name`."""
     if isinstance(total_steps, bool) or not isinstance(total_steps, int | float | np.integer | np.floating):
-        raise InputError(f"{name} is {shortened(repr(total_steps))}; it must be a number of env steps above 0.")
+        raise InputError(f"{name} is {quoted(total_steps)}; it must be a number of env steps above 0.")
     total = as_finite(total_steps)
     if total is None or not 0 < total <= MOST_STEPS:
-        shown = shortened(str(total_steps)) if total is None else f"{total:g}"
+        shown = quoted(total_steps) if total is None else f"{total:g}"
         raise InputError(f"{name} is {shown}; the budget must be finite, above 0 and at most 2^48 env steps.")
     return total
 
@@ -153,7 +153,7 @@ def _check_phase(number: int, phase: Phase) -> Phase:
     for side in ("start", "end", "power"):
         value = as_finite(getattr(phase, side))
         if value is None:
-            given = shortened(repr(getattr(phase, side)))
+            given = quoted(getattr(phase, side))
             raise InputError(f"The {side} of phase {number} is {given}; it must be a finite number.")
         if value and not _SMALLEST <= abs(float(value)) <= _LARGEST:
             raise InputError(

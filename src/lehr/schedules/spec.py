@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, quoted
 from lehr.schedules.constructors import constant, curve, number, piecewise, position
 from lehr.schedules.controllers import Controller, is_controller_text, parse_controller
 from lehr.schedules.function import FunctionSchedule
@@ -55,7 +55,7 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
             return parse_controller(spec)
         if spec.strip() in NAMES:
             raise InputError(
-                f"The schedule {spec!r} is a shape without values; add them, for example '0.03 -> 0.001 "
+                f"The schedule {quoted(spec, 400)} is a shape without values; add them, for example '0.03 -> 0.001 "
                 f"{spec.strip()}'."
             )
         return parse(spec)
@@ -72,36 +72,41 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
     if hasattr(spec, "dtype") and np.ndim(spec) == 0 and np.dtype(spec.dtype).kind not in "mM":  # a JAX scalar
         return constant(float(spec))
     raise InputError(
-        f"{spec!r} of type {type(spec).__name__} is not a schedule; give a number, a string, a mapping, [step, value] "
-        "pairs or a function."
+        f"{quoted(spec, 400)} of type {type(spec).__name__} is not a schedule; give a number, a string, a mapping, "
+        "[step, value] pairs or a function."
     )
+
+
+def _word(given: Any) -> str:
+    return given if isinstance(given, str) else quoted(given)
 
 
 def from_mapping(given: Mapping[str, Any]) -> Schedule:
     """Build a schedule from a mapping with the keys `shape, start, end, power, warmup, from, over, until, repeat`."""
     fields: dict[str, Any] = {}
+    shown = quoted(dict(given), 400)
     for key, value in given.items():
-        if key not in _MAPPING_KEYS:
+        if not isinstance(key, str) or key not in _MAPPING_KEYS:
             raise InputError(
-                f"The schedule {dict(given)} has the unknown key {key!r}; {closest(str(key), _MAPPING_KEYS)}"
+                f"The schedule {shown} has the unknown key {quoted(key)}; {closest(_word(key), _MAPPING_KEYS)}"
             )
         name = _KEYS.get(key, key)
         if name in fields:
-            raise InputError(f"The schedule {dict(given)} sets {name!r} twice, under two names; remove one.")
+            raise InputError(f"The schedule {shown} sets {name!r} twice, under two names; remove one.")
         fields[name] = value
     shape = fields.pop("shape", "constant" if "end" not in fields else "linear")
-    if shape not in NAMES:
-        raise InputError(f"The schedule {dict(given)} has the unknown shape {shape!r}; {closest(str(shape), NAMES)}")
+    if not isinstance(shape, str) or shape not in NAMES:
+        raise InputError(f"The schedule {shown} has the unknown shape {quoted(shape)}; {closest(_word(shape), NAMES)}")
     if "start" not in fields:
-        raise InputError(f"The schedule {dict(given)} has no start; add the value it starts from.")
+        raise InputError(f"The schedule {shown} has no start; add the value it starts from.")
     if shape == "constant":
         fields.setdefault("end", fields["start"])
     if "end" not in fields:
-        raise InputError(f"The schedule {dict(given)} has no end; add the value it goes to.")
+        raise InputError(f"The schedule {shown} has no end; add the value it goes to.")
     if "power" in fields and shape not in ("cosine", "polynomial"):
-        raise InputError(f"The schedule {dict(given)} has a power, which {shape!r} does not take; remove it.")
+        raise InputError(f"The schedule {shown} has a power, which {shape!r} does not take; remove it.")
     if "power" not in fields and shape == "polynomial":
-        raise InputError(f"The schedule {dict(given)} has no power, which a polynomial needs; add one, for example 2.")
+        raise InputError(f"The schedule {shown} has no power, which a polynomial needs; add one, for example 2.")
     if "repeat" in fields:
         fields["repeat"] = number(fields["repeat"], "repeat")
     ramp = position(fields.pop("warmup", 0))
@@ -109,8 +114,6 @@ def from_mapping(given: Mapping[str, Any]) -> Schedule:
         return curve(shape, fields.pop("start"), fields.pop("end"), **fields)
     begin = position(fields.pop("begin", ramp))
     if begin.plus(ramp, -1).sign() == -1:
-        raise InputError(
-            f"The schedule {dict(given)} begins before its warm-up ends; begin later, or shorten the warm-up."
-        )
+        raise InputError(f"The schedule {shown} begins before its warm-up ends; begin later, or shorten the warm-up.")
     body = curve(shape, fields.pop("start"), fields.pop("end"), begin=begin, **fields)
     return Schedule([Phase(Position(), ramp, 0.0, body.phases[0].start), *body.phases])

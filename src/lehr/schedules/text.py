@@ -20,7 +20,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn
 
-from lehr.errors import InputError, closest, shortened
+from lehr.errors import InputError, closest, quoted, shortened
 from lehr.schedules.phases import END, MOST_STEPS, MULTIPLIERS, Phase, Position, number_text
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.shapes import CODES, NAMES
@@ -130,7 +130,7 @@ class _Parser:
         return token
 
     def unexpected(self, wanted: str) -> NoReturn:
-        found = "but the schedule ends here" if self.token.kind == "end" else f"got {self.token.text!r}"
+        found = "but the schedule ends here" if self.token.kind == "end" else f"got {quoted(self.token.text)}"
         self.fail(f"expected {wanted}, {found}")
 
     # Numbers -----------------------------------------------------------------------------------------------------
@@ -143,27 +143,27 @@ class _Parser:
         digits, unit = match[1].replace("_", ""), match[2].strip()
         if unit != "%" and unit not in MULTIPLIERS:
             what = (
-                f"needs a space before {unit!r}"
+                f"needs a space before {quoted(unit)}"
                 if unit in _WORDS
-                else f"has the unknown unit {unit!r}; known: k, M, B, %"
+                else f"has the unknown unit {quoted(unit)}; known: k, M, B, %"
             )
-            raise self._error(f"{token.text!r} {what}", token.place)
+            raise self._error(f"{quoted(token.text)} {what}", token.place)
         try:
             amount = Decimal(digits) * MULTIPLIERS.get(unit, 1)
         except ArithmeticError:
             amount = Decimal("inf")
         if math.isinf(float(amount)):
-            raise self._error(f"{shortened(token.text)!r} is too large for a number", token.place)
+            raise self._error(f"{quoted(token.text)} is too large for a number", token.place)
         return amount, "%" if unit == "%" else ""
 
     def value(self, wanted: str = "a value") -> float:
         negative = self.take("-", "+") == "-"
         if self.token.kind == "word" and self.token.text.lower() in ("nan", "inf", "infinity"):
-            self.fail(f"{self.token.text!r} is not a finite number")
+            self.fail(f"{quoted(self.token.text)} is not a finite number")
         token = self.token
         amount, unit = self._amount(wanted)
         if unit:
-            raise self._error(f"expected {wanted}, got the share of the budget {token.text!r}", token.place)
+            raise self._error(f"expected {wanted}, got the share of the budget {quoted(token.text)}", token.place)
         return float(-amount if negative else amount)
 
     def position(self) -> Position:
@@ -172,7 +172,7 @@ class _Parser:
             token = self.token
             amount, unit = self._amount("a number of steps or a percentage")
             if unit and amount > 100 + Decimal("1e-9"):
-                raise self._error(f"{token.text!r} is more than 100% of the budget", token.place)
+                raise self._error(f"{quoted(token.text)} is more than 100% of the budget", token.place)
             here = Position(share=float(amount / 100)) if unit else Position(steps=float(amount))
             total = total.plus(here, sign)
             following = self.take("+", "-")
@@ -250,10 +250,10 @@ class _Parser:
         while self.token.kind == "word":
             token = self.token
             if token.text not in ("from", "over", "until", "repeat"):
-                self.fail(f"unknown word {token.text!r}; {closest(token.text, _WORDS)}")
+                self.fail(f"unknown word {quoted(token.text)}; {closest(token.text, _WORDS)}")
             name = "begin" if token.text == "from" else token.text
             if name in extent:
-                self.fail(f"{token.text!r} appears twice in one phase; remove one of them")
+                self.fail(f"{quoted(token.text)} appears twice in one phase; remove one of them")
             self.next += 1
             extent[name] = self.value("a number of cycles") if name == "repeat" else self.position()
         return extent

@@ -52,11 +52,12 @@ class Result:
 
     @property
     def final(self) -> dict[str, float]:
-        """The latest value of each metric, including the applied coefficients."""
+        """The latest value of each metric that is a number, including the applied coefficients."""
         newest = {}
         for name, column in self.metrics.items():
-            known = column[~np.isnan(column)] if column.dtype.kind == "f" else column
-            newest[name] = float(known[-1]) if len(known) else float("nan")
+            if column.dtype.kind in "fi":
+                known = column[~np.isnan(column)]
+                newest[name] = float(known[-1]) if len(known) else float("nan")
         return newest
 
 

@@ -328,7 +328,7 @@ class Loop:
         self.loggers.flush()
         self.history.sync()
         self.ledger = self.ledger.add(self.history.mark._replace(update=self.done))
-        meta = {
+        meta: dict[str, Any] = {
             "best": self.best,
             "best_update": self.best_update,
             "elapsed": time.perf_counter() - self.begin,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lehr.envs import AutoReset, make
+from lehr.envs.builtin.classic import CartPole
 from lehr.spaces import Discrete, from_gymnasium
 
 PUSH = {
@@ -161,3 +162,26 @@ def test_hidden_cart_pole_shows_position_and_angle():
     np.testing.assert_array_equal(timestep.obs, full_timestep.obs[np.array([0, 2])])
     assert env.observation_space.shape == (2,)
     assert env.max_steps == 500
+
+
+def test_cart_pole_that_runs_its_full_length():
+    """Within the limits it is CartPole; beyond them it earns nothing, and stops at twice the limits."""
+    endless, plain = CartPole(terminates=False), CartPole()
+    key = jax.random.key(0)
+    state, _ = endless.reset(key)
+    step, limits = jax.jit(endless.step), np.array([2.4, 12 * np.pi / 180])
+    fell = False
+    for _ in range(300):
+        expected, timestep = plain.step(key, state, jnp.int32(1))
+        state, found = step(key, state, jnp.int32(1))
+        assert not found.terminated
+        inside = not timestep.terminated
+        assert found.reward == float(inside)
+        fell |= not inside
+        if inside:
+            np.testing.assert_allclose(found.obs, timestep.obs, rtol=1e-5)
+        assert endless.observation_space.contains(np.asarray(found.obs))
+        assert np.all(np.abs(found.obs[::2]) <= 2 * limits + 1e-6)
+    assert fell
+    assert state.position == np.float32(4.8)
+    assert state.velocity == 0

@@ -179,6 +179,12 @@ def test_a_worker_that_is_killed_while_it_steps_is_named(broken):
     ("fault", "sentence"),
     [
         ("raises", r"failed in step \(OSError: the simulator is gone\), in worker 0\.$"),
+        pytest.param(
+            "loses its connection",
+            r"failed in step \(ConnectionResetError: the simulator hung up\), in worker 0\.$",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("reward=lambda: 0", r"failed in step \(.*pickle.*\), in worker 0\.$", marks=pytest.mark.slow),
         ("exits", r"failed in step \(SystemExit: 3\), in worker 0\.$"),
         pytest.param("interrupts", r"failed in step \(KeyboardInterrupt\), in worker 0\.$", marks=pytest.mark.slow),
         pytest.param("dies", r"its worker 0 \(process \d+\) ended with code 7\.$", marks=pytest.mark.slow),

@@ -92,7 +92,7 @@ class Workers(Group):
     def __init__(
         self,
         name: str,
-        functions: Sequence[Callable[[], Single]],
+        functions: Sequence[Callable[[], Any]],
         space: gymnasium.Space,
         step_timeout: float | None,
     ) -> None:
@@ -114,7 +114,11 @@ class Workers(Group):
             theirs.close()  # so that the connection ends when the process does
             self.pipes.append(ours)
             self.processes.append(process)
-        self._receive("its constructor", list(range(len(functions))))
+        try:
+            self.each("start", dict.fromkeys(range(len(functions)), ()))
+        except BaseException:
+            self.close()
+            raise
 
     def reset_some(self, obs: PyTree, seeds: dict[int, int]) -> PyTree:
         """Start an episode in these environments; their observations appear among those of the others."""
@@ -184,8 +188,9 @@ class Workers(Group):
                     self.broken = True
                     if isinstance(answer, WrongAnswer):
                         raise answer
+                    where = "its constructor" if method == "start" else method
                     raise EnvironmentFailed(
-                        f"The environment {self.name} failed in {method} ({answer}), in worker {index}."
+                        f"The environment {self.name} failed in {where} ({answer}), in worker {index}."
                     )
                 answers[index] = answer
         return [answers[index] for index in indices]

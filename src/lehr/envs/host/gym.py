@@ -242,7 +242,7 @@ class Singles(HostBatch):
         if self.late:
             return late_reset(was_over, obs, reward, terminated, truncated)
         final_obs = _copied(obs) if done.any() else obs
-        for index in np.flatnonzero(done):
+        for index in np.flatnonzero(done).tolist():
             _put(final_obs, index, final[index])
         return HostStep(obs, final_obs, reward, terminated, truncated)
 
@@ -434,7 +434,7 @@ def _copied(obs: PyTree) -> PyTree:
 def _put(into: PyTree, index: int, value: PyTree) -> None:
     from lehr.envs.host.group import put
 
-    put(into, int(index), value)
+    put(into, index, value)
 
 
 def _with_final(obs: PyTree, info: dict[str, Any], done: np.ndarray) -> PyTree:
@@ -443,6 +443,6 @@ def _with_final(obs: PyTree, info: dict[str, Any], done: np.ndarray) -> PyTree:
         raise KeyError("info['final_obs'] is missing, but is required from environments that reset in the same step")
     final, copied = info["final_obs"], _copied(obs)
 
-    for index in np.flatnonzero(done):
+    for index in np.flatnonzero(done).tolist():
         _put(copied, index, {k: v[index] for k, v in final.items()} if isinstance(final, dict) else final[index])
     return copied

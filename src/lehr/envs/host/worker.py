@@ -77,27 +77,42 @@ def serve(index: int, make: Callable[[], Single], ours: Connection, theirs: Conn
     its space is sent instead, for the trainer to report.
     """
     theirs.close()
-    single = None
+    made: list[Single] = []
+
+    def answer(method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not made:
+            made.append(make())
+        if method == "start":
+            return ()
+        obs, *others = getattr(made[0], method)(*arguments)
+        space = made[0].env.observation_space
+        if method != "render" and matches(space, obs):
+            write_to_shared_memory(space, index, obs, memory)
+            obs = None
+        return obs, *others
+
     with contextlib.suppress(EOFError, OSError):  # the trainer is gone
-        try:
-            single = make()
-            ours.send((True, ()))
-            while (order := ours.recv()) is not None:
-                method, arguments = order
-                obs, *others = getattr(single, method)(*arguments)
-                space = single.env.observation_space
-                if method != "render" and matches(space, obs):
-                    write_to_shared_memory(space, index, obs, memory)
-                    obs = None
-                ours.send((True, (obs, *others)))
-        except (EOFError, ConnectionError):
-            raise
-        except BaseException as error:  # also SystemExit: the trainer must hear of it
-            ours.send((False, error if isinstance(error, WrongAnswer) else as_text(error)))
-        finally:
-            with contextlib.suppress(Exception):  # the trainer has what it needs
-                if single is not None:
-                    single.close()
+        well = True
+        while well and (order := ours.recv()) is not None:
+            answered: Any
+            try:
+                answered = answer(*order)
+            except BaseException as error:  # also SystemExit: the trainer must hear of it
+                well, answered = False, error if isinstance(error, WrongAnswer) else as_text(error)
+            _send(ours, (well, answered))
+    with contextlib.suppress(Exception):  # the trainer has what it needs
+        for single in made:
+            single.close()
+
+
+def _send(connection: Connection, answer: tuple[bool, Any]) -> None:
+    """Send an answer, or why it cannot be pickled."""
+    try:
+        connection.send(answer)
+    except OSError:
+        raise
+    except Exception as error:
+        connection.send((False, as_text(error)))
 
 
 def _is_set(flag: Any) -> bool:

@@ -69,7 +69,8 @@ def truncate_after(path: Path, update: int) -> None:
             while end > 0:
                 start = text.rfind(b"\n", 0, end - 1) + 1
                 row = _parse(text[start:end])
-                if row is not None and row.get("update", math.inf) <= update:
+                number = math.inf if row is None else row.get("update")
+                if isinstance(number, int | float) and number <= update:
                     break
                 end = start
         file.truncate(end)

@@ -14,13 +14,17 @@ from lehr.acting.collector import pack
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.maths.normalise import RewardScaling
 from lehr.training.program import Program
-from lehr.training.runners.base import Interrupted
+from lehr.training.runners.base import Interrupted, is_unmeasured, measured
 from lehr.training.runners.update import Update, without_actor
 from lehr.types import TrainState
 
 WATCHED = ("rollout/lag", "actors/queue", "actors/lost", "actors/steps_per_second", "learner/waited")
 """Metrics measured here at every update: the lag of its rollout in updates, rollouts waiting in the queue, actors lost
 so far, env steps per second of all actors while they act, and how long the learner waited, in seconds."""
+
+
+UNMEASURED = -1
+"""`Weights.updates` of rollouts from before the observations' statistics are known; nothing is learned from them."""
 
 
 class ActorRunner:
@@ -47,7 +51,12 @@ class ActorRunner:
             env = self.pool.blueprint.env
             self.warn(f"The environments of {env.name} restart: with actors, their state is not saved.")
         self.pool.blueprint = dataclasses.replace(self.pool.blueprint, updates=updates)
-        self.pool.start(self._weights(state, updates))
+        if is_unmeasured(state):
+            self.pool.start(self._weights(state, UNMEASURED))
+            state = measured(state, self.pool.take()[1].collected)
+            self.pool.publish(self._weights(state, updates))
+        else:
+            self.pool.start(self._weights(state, updates))
         self.pool.wait()
         return state
 
@@ -59,6 +68,8 @@ class ActorRunner:
             for number in range(updates, updates + count):
                 begin = time.perf_counter()
                 index, arrival = self.pool.take()
+                while arrival.updates == UNMEASURED:  # collected before observations were measured
+                    index, arrival = self.pool.take()
                 self._speeds[index] = self.program.steps_per_update / arrival.seconds
                 watched = {
                     "rollout/lag": number - arrival.updates,

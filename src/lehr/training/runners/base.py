@@ -2,8 +2,12 @@
 
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from lehr.acting.rollout import Collected
+from lehr.maths.normalise import RunningStatistics, update_statistics
 from lehr.types import TrainState
 
 
@@ -24,6 +28,20 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Release all resources."""
+
+
+def is_unmeasured(state: TrainState) -> bool:
+    """Whether the run normalises observations but has seen none yet, so that they would pass as they are."""
+    statistics = state.observation_statistics
+    if int(state.updates) > 0 or not isinstance(statistics, RunningStatistics) or float(statistics.samples) > 0:
+        return False
+    return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(state.actor.obs))
+
+
+def measured(state: TrainState, collected: Collected) -> TrainState:
+    """Return the state with the statistics of a rollout's observations."""
+    statistics = update_statistics(state.observation_statistics, collected.raw_obs, collected.rollout.valid)
+    return state._replace(observation_statistics=statistics)
 
 
 class Interrupted(Exception):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from lehr.training.iteration import iteration
 from lehr.training.program import Program
-from lehr.types import Metrics, TrainState
+from lehr.training.runners.base import is_unmeasured
+from lehr.types import NOTHING, Metrics, PyTree, TrainState
 
 MOST_UPDATES = 1024
 """Maximum number of updates in a chunk; their metrics stay on the device until it ends."""
@@ -26,8 +27,18 @@ class DeviceRunner:
         self._compiled = program.lower(state, jnp.int32(1)).compile()
 
     def begin(self, state: TrainState) -> TrainState:
-        """Return the state unchanged: it contains everything."""
-        return state
+        """Return the state, with statistics of the observations of a first rollout if the run normalises them.
+
+        That rollout is an update whose other results are dropped, so that nothing more needs to be compiled; only its
+        writes to `memory`, which is donated and not copied, stay there.
+        """
+        if not is_unmeasured(state):
+            return state
+        kept = [state.learner.memory, state.reward_model.memory]
+        rest = jax.tree.map(lambda x: x.copy(), _with_memories(state, NOTHING, NOTHING))
+        after, _ = self._compiled(_with_memories(rest, *kept), jnp.int32(1))
+        same = state._replace(observation_statistics=after.observation_statistics)
+        return _with_memories(same, after.learner.memory, after.reward_model.memory)
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, jax.Array]:
         """Dispatch a chunk and return before the device has finished it."""
@@ -35,6 +46,13 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
+
+
+def _with_memories(state: TrainState, learner: PyTree, reward_model: PyTree) -> TrainState:
+    """Return the state with the given `memory` of the learner and of the reward model."""
+    return state._replace(
+        learner=state.learner._replace(memory=learner), reward_model=state.reward_model._replace(memory=reward_model)
+    )
 
 
 def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> tuple[TrainState, jax.Array]:

@@ -20,7 +20,7 @@ from lehr.envs.host.base import EnvironmentFailed, HostEnvironment, ask, check_o
 from lehr.errors import InputError
 from lehr.maths.normalise import RewardScaling
 from lehr.training.program import Program
-from lehr.training.runners.base import Interrupted
+from lehr.training.runners.base import Interrupted, is_unmeasured, measured
 from lehr.training.runners.update import Update, without_actor
 from lehr.types import Actor, PyTree, TrainState, derive
 
@@ -56,8 +56,20 @@ class HostRunner:
         self.collector.compile(packed, state.observation_statistics, state.actor, state.key)
 
     def begin(self, state: TrainState) -> TrainState:
-        """Start the environments and restore them to their saved state."""
-        batch, env, size = self.collector.start(), self.collector.env, self.collector.size
+        """Start the environments and restore them to their saved state.
+
+        If the run normalises observations, a first rollout measures them, and then the environments start again.
+        """
+        self.collector.start()
+        begun = self._placed(state)
+        if is_unmeasured(begun):
+            begun = self._placed(measured(state, self._collect(begun, begun.actor, 0)))
+        return begun
+
+    def _placed(self, state: TrainState) -> TrainState:
+        """Restore the environments to their saved state, or start new episodes."""
+        batch, env, size = self.collector.batch, self.collector.env, self.collector.size
+        assert batch is not None
         actor, updates = state.actor, int(state.updates)
         if batch.restores:
             saved = jax.tree.map(np.asarray, actor.env_state)
