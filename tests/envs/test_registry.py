@@ -165,3 +165,19 @@ def test_a_run_may_name_what_an_installed_package_offers(installed):
 def test_mistakes_with_what_a_package_offers(installed, name, sentence):
     with pytest.raises(InputError, match=sentence):
         make(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("::", "The environment '::' is not of the form 'module:Name'"),
+        (".os:path", "The environment '.os:path' is not of the form 'module:Name'"),
+        ("math:pi", "'math:pi' is 3.14159.*, which does not create environments"),
+        ("builtins:int", "'builtins:int' is <class 'int'>, which does not create environments"),
+        ("x" * 10_000, "There is no environment named 'x{38}…x{38}': choose one of"),
+    ],
+)
+def test_names_that_are_no_environments_are_one_sentence(name, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        make(name)
+    assert len(str(caught.value)) < 1000

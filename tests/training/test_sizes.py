@@ -20,6 +20,7 @@ from tests.small import SMALL
         ("ppo", {"epochs": 2**31}, "epochs is 2147483648; it must be 2147483647 or less."),
         ("ppo", {"hidden_sizes": ["1e30"]}, r"hidden_sizes is \['1e30'\]; give whole numbers such as"),
         ("ppo", {"hidden_sizes": "1e6,1e6"}, "The network needs 7451 GiB of memory, but there are only 16 GiB; choose"),
+        ("ppo", {"critic_hidden_sizes": "1," * 1000}, "critic_hidden_sizes has 1000 layers; the maximum is 64."),
         ("ppo", {"frame_stack": "1e9"}, "frame_stack is 1000000000; it must be 1024 or less."),
         ("ppo", {"total_steps": 10**400}, "total_steps is 1000.*…0000.*; give a whole number such as"),
         ("ppo", {"total_steps": 2**49}, "total_steps is 562949953421312; it must be 281474976710656 or less."),

@@ -31,6 +31,8 @@ from lehr.spaces import Box, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree
 
 MEMORIES: dict[str, type[LSTM] | type[GRU] | type[MinGRU]] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU}
+MOST_LAYERS = 64
+"""Limit on dense layers: each takes time to compile."""
 TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
 
 
@@ -93,6 +95,8 @@ class NetworkConfig:
                     f"{name} is {sizes} and recurrent_size is {self.recurrent_size}: every size must be at least 1; "
                     f"give {name}=() for no dense layers."
                 )
+            if len(sizes or ()) > MOST_LAYERS:
+                raise InputError(f"{name} has {len(sizes or ())} layers; the maximum is {MOST_LAYERS}.")
         check_counts(self, "recurrent_size", "hidden_sizes", "critic_hidden_sizes")
         same_sizes = self.critic_hidden_sizes in (None, self.hidden_sizes)
         same_torso = self.critic_torso in (None, self.torso) and same_sizes
