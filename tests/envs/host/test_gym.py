@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -270,6 +271,18 @@ def test_an_observation_that_does_not_match_its_space_is_not_made_to_match(fault
     problems = check_env(make(TASKS + "Breaking-v0", vectorization=vectorization, fault=fault), num_envs=2)
     assert len(problems) == 1
     assert re.search(sentence, problems[0])
+
+
+def test_closing_a_vector_environment_does_not_hide_what_ended_a_process():
+    batch = make("gym:CartPole-v1", vectorization="vector").start(1)
+    ended = []
+
+    def close():
+        raise EOFError
+
+    batch.envs.close, batch.envs.processes = close, [SimpleNamespace(terminate=lambda: ended.append(True))]
+    batch.close()
+    assert ended == [True]
 
 
 def test_the_vectorised_version_of_an_environment():
