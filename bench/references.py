@@ -181,6 +181,7 @@ ROWS = [
     unpublished("ppg", "Pendulum-v1", 100_000, PPG_PENDULUM),
     unpublished("recurrent_ppo", "CartPole-v1", 100_000, {}),
     zoo("recurrent_ppo", "CartPole-Hidden-v1", 100_000, 500.0, {}),
+    zoo("recurrent_ppo", "CartPole-Hidden-v1", 100_000, 500.0, {"torso": "lstm"}),
     unpublished("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM),
 ]
 SEEDS = 3

@@ -213,8 +213,8 @@ def _ranges(cls: type, field: config.FieldDescription) -> list[str]:
     entry = field.coefficient
 
     def refusal(value: Any) -> str | None:
-        (made,) = config.build([cls], {field.name: value})
         try:
+            (made,) = config.build([cls], {field.name: value})
             coefficient_schedule(entry, {field.name: getattr(made, field.name)}, 1000)
         except InputError as error:
             return str(error)

@@ -313,11 +313,11 @@ def test_every_coefficient_changes_what_is_learned_and_recompiles_nothing(
 
 
 @every_algorithm
-def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(algorithm, begin):
+def test_a_coefficient_out_of_its_range_is_refused_before_anything_is_compiled(algorithm, everything_on, begin):
     for field in describe(algorithms.find(algorithm).Config):
         if field.is_coefficient and np.isfinite(field.coefficient.minimum):
             with pytest.raises(InputError, match=f"{field.name} is .* must stay in"):
-                begin(algorithm, "CartPole-v1", **{field.name: "0.5 -> -0.5"})
+                begin(algorithm, "CartPole-v1", **everything_on.get(algorithm, {}), **{field.name: "0.5 -> -0.5"})
 
 
 # The same again ------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class OnPolicySettings(Settings):
 
     optimiser: Plugin = "adam"
     """Optimiser: the name of any optax optimiser (adam, adamw, rmsprop, muon, ...), or an optax transformation."""
-    optimiser_options: dict[str, Any] = field(default_factory=dict)
+    optimiser_options: dict[str, Any] = field(default_factory=HashableDict)
     """Options of the optimiser, by the names that optax uses, such as b1=0.95,eps=1e-8."""
     standardise_advantages: bool = True
     """Standardise advantages to mean 0 and standard deviation 1."""
@@ -62,7 +62,7 @@ class OnPolicySettings(Settings):
     gae_lambda: Annotated[Coef, Coefficient(("lambda_", "lam", "lambda"), maximum=1.0)] = 0.95
     """GAE's lambda: the bias-variance trade-off of the advantage."""
     weight_decay: Annotated[Coef, Coefficient(("wd",))] | None = None
-    """Decoupled weight decay, as in AdamW: each step also shrinks the parameters by this times the learning rate; none
+    """Decoupled weight decay, as in AdamW; a step also shrinks the parameters by this times the learning rate, and none
     leaves it to the optimiser."""
     beta1: Annotated[Coef, Coefficient(("b1", "adam_beta1"), maximum=1.0, open_maximum=True)] | None = None
     """Decay of the optimiser's mean of gradients, its option b1; none leaves it to the optimiser."""

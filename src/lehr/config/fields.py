@@ -37,7 +37,7 @@ MISSING: Any = dataclasses.MISSING
 class HashableDict(dict[str, Any]):
     """A dict for a config that is a static, hashable value; it must not be changed. Lists in it become tuples."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any] = types.MappingProxyType({})) -> None:
         super().__init__({name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
     def __hash__(self) -> int:  # type: ignore[override]
