@@ -10,20 +10,15 @@ population. The score of a return R is (R − random) / (expert − random): 1 i
 
 import argparse
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from imitation import ShuffledGAIL, random_return, train
 
-from bench.imitation import random_return, train
 from lehr.acting.evaluation import evaluate
 from lehr.acting.recording import record
-from lehr.algorithms import gail
 from lehr.envs import make
-from lehr.rewards.discriminator import Discriminator, Rows
 from lehr.training.plan import use_compilation_cache
 
 EPISODES = 4
@@ -65,29 +60,6 @@ GAIL_CARTPOLE_FULL = {
     "minibatches": 16,
     "imitation_reward": "logit",
 }
-
-
-@dataclass(frozen=True)
-class Shuffled(Discriminator):
-    """A discriminator whose labels mean nothing: each step of a batch is the expert's or the policy's by a coin."""
-
-    def batches(self, learner: Any, steps: Any, key: Any) -> tuple[Rows, Rows]:
-        """Swap half of the steps."""
-        batch_key, coin_key = jax.random.split(key)
-        expert, policy = super().batches(learner, steps, batch_key)
-        coin = jax.random.bernoulli(coin_key, 0.5, expert.weight.shape)
-
-        def swap(one: jax.Array, other: jax.Array) -> jax.Array:
-            return jnp.where(coin.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
-
-        return jax.tree.map(swap, expert, policy), jax.tree.map(swap, policy, expert)
-
-
-@dataclass(frozen=True)
-class ShuffledGAIL(gail.Algorithm):
-    """GAIL with shuffled labels."""
-
-    reward_model: ClassVar[type] = Shuffled
 
 
 PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {

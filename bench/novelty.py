@@ -11,8 +11,8 @@ import argparse
 import time
 
 import numpy as np
+from imitation import train
 
-from bench.imitation import train
 from lehr.envs.builtin.chain import DeepChain
 from lehr.training.plan import use_compilation_cache
 

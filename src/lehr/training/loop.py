@@ -249,7 +249,7 @@ class Loop:
         if self.saved == self.done:
             return
         self.loggers.flush()
-        meta = {
+        meta: dict[str, Any] = {
             "best": self.best,
             "best_update": self.best_update,
             "elapsed": time.perf_counter() - self.begin,
