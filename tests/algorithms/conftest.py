@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
-from lehr.config import build
+from lehr.config import build, describe
 from lehr.envs import Environment, make
 from lehr.spaces import Box, Discrete, MultiDiscrete, Spaces
 from lehr.training.program import Program, assemble
@@ -85,7 +85,9 @@ _names: dict[Any, tuple[str, ...]] = {}
 
 
 def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
-    given = {**SETTINGS, **MORE_SETTINGS.get(algorithm, {}), **settings}
+    known = {field.name for field in describe(algorithms.find(algorithm).Config)}
+    passes = {name: 2 for name in ("epochs", "minibatches") if name in known}
+    given = {**SETTINGS, **passes, **MORE_SETTINGS.get(algorithm, {}), **settings}
     if "learning_rate" in given:
         given[RATES.get(algorithm, "learning_rate")] = given.pop("learning_rate")
     return build(algorithms.settings_of(algorithm), given)
