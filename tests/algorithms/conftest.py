@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
+from lehr.algorithms import ppo
 from lehr.config import build, describe
 from lehr.envs import Environment, make
 from lehr.spaces import Box, Discrete, MultiDiscrete, Spaces
@@ -49,8 +50,9 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 """What an algorithm calls its learning rate, where that has another name."""
 
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
-    "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
-    "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
+    name: {"minibatching": "prioritised", "advantage": "vtrace"}
+    for name in algorithms.names()
+    if issubclass(algorithms.find(name).Config, ppo.Config)
 }
 """Settings with which an algorithm uses all of its coefficients, where its defaults do not."""
 

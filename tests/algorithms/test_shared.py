@@ -247,7 +247,7 @@ def every_coefficient(algorithm, scale=1.0, only=None):
         size = 0.01 if name.endswith("learning_rate") else 1.0
         factor = size * (scale if name == only else 1.0)
         given[name] = (
-            f"{(0.95 - 0.01 * index) * factor:.10g} -> {(0.5 + 0.02 * index) * factor:.10g}{shapes[index % 4]}"
+            f"{(0.95 - 0.01 * index) * factor:.10g} -> {(0.5 + 0.01 * index) * factor:.10g}{shapes[index % 4]}"
         )
     return given
 
