@@ -78,7 +78,7 @@ PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
     "cartpole": ("cartpole", "gail", 300_000, GAIL_CARTPOLE),
 }
 PARTS |= {
-    f"mix-{name}": ("mountaincar", "gail", 400_000, {**GAIL_MOUNTAIN_CAR, **weights})
+    f"mix-{name}": ("mountaincar", "gail", 200_000, {**GAIL_MOUNTAIN_CAR, **weights})
     for name, weights in {
         "task-only": {"imitation_coef": 0.0, "task_coef": 1.0},
         "imitation-only": {"imitation_coef": 1.0, "task_coef": 0.0},
