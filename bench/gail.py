@@ -77,14 +77,13 @@ PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
     "cartpole-full-shuffled": ("cartpole-full", ShuffledGAIL, 600_000, GAIL_CARTPOLE_FULL),
     "cartpole": ("cartpole", "gail", 300_000, GAIL_CARTPOLE),
 }
-PARTS |= {
-    f"mix-{name}": ("mountaincar", "gail", 200_000, {**GAIL_MOUNTAIN_CAR, **weights})
-    for name, weights in {
-        "task-only": {"imitation_coef": 0.0, "task_coef": 1.0},
-        "imitation-only": {"imitation_coef": 1.0, "task_coef": 0.0},
-        "scheduled": {"imitation_coef": "1 -> 0 until 60%", "task_coef": "0 -> 1 until 60%"},
-    }.items()
+MIXES: dict[str, dict[str, Any]] = {
+    "task-only": {"imitation_coef": 0.0, "task_coef": 1.0},
+    "imitation-only": {"imitation_coef": 1.0, "task_coef": 0.0},
+    "scheduled": {"imitation_coef": "1 -> 0 until 60%", "task_coef": "0 -> 1 until 60%"},
 }
+for _name, _weights in MIXES.items():
+    PARTS[f"mix-{_name}"] = ("mountaincar", "gail", 200_000, {**GAIL_MOUNTAIN_CAR, **_weights})
 """By name: the task, the algorithm, env steps and settings."""
 
 
