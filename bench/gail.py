@@ -4,26 +4,24 @@
     python bench/gail.py --parts pendulum    some of them
     python bench/gail.py --seeds 10
 
-Experts are trained first, with PPO, and their demonstrations are kept in --folder. All seeds of a setting are one
+Experts are trained first, and their demonstrations are kept in --folder. All seeds of a setting are one
 population. The score of a return R is (R − random) / (expert − random): 1 is the expert, 0 are random actions.
 """
 
 import argparse
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from imitation import random_return, train
+from imitation import ShuffledGAIL, random_return, train
+from references import TRPO_PENDULUM
 
 from lehr.acting.evaluation import evaluate
+from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.acting.recording import record
-from lehr.algorithms import gail
 from lehr.envs import make
-from lehr.rewards.discriminator import Discriminator, Rows
 from lehr.training.plan import use_compilation_cache
 
 EPISODES = 4
@@ -31,31 +29,25 @@ ENVS: dict[str, Any] = {
     "pendulum": make("Pendulum-v1"),
     "cartpole-full": make("CartPole-v1", terminates=False),
     "cartpole": make("CartPole-v1"),
+    "mountaincar": make("MountainCar-v0"),
 }
-PENDULUM = {
-    "num_envs": 32,
-    "epochs": 4,
-    "learning_rate": "2e-3 -> 0",
-    "discount": 0.9,
-    "entropy_coef": 0.0,
-    "normalise_observations": True,
-    "normalise_rewards": True,
+EXPERTS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "pendulum": ("trpo", "pendulum", 200_000, TRPO_PENDULUM),
+    "cartpole-full": ("ppo", "cartpole", 300_000, {}),  # one that never falls is an expert of both
+    "cartpole": ("ppo", "cartpole", 300_000, {}),
 }
-EXPERTS: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "pendulum": ("pendulum", 500_000, PENDULUM),
-    "cartpole-full": ("cartpole", 300_000, {}),  # one that never falls is an expert of both
-    "cartpole": ("cartpole", 300_000, {}),
-}
-"""By task: the task that its expert is trained on, env steps and settings."""
+"""By task: the algorithm of its expert, the task that it is trained on, env steps and settings."""
 GAIL_PENDULUM = {  # each rollout is a whole episode of every environment, so that it shows all of its phases
-    "num_envs": 16,
+    "num_envs": 32,
     "horizon": 200,
-    "minibatches": 16,
+    "minibatches": 32,
     "epochs": 4,
     "learning_rate": "2e-3 -> 0",
     "entropy_coef": 0.0,
     "normalise_observations": True,
     "imitation_reward": "logit",
+    "gradient_penalty_coef": 0.05,
+    "discriminator_learning_rate": "3e-4 -> 3e-5",
 }
 GAIL_CARTPOLE = {"normalise_observations": True, "entropy_coef": "0.01 -> 0"}
 GAIL_CARTPOLE_FULL = {
@@ -67,46 +59,57 @@ GAIL_CARTPOLE_FULL = {
 }
 
 
-@dataclass(frozen=True)
-class Shuffled(Discriminator):
-    """A discriminator whose labels mean nothing: each step of a batch is the expert's or the policy's by a coin."""
-
-    def batches(self, learner: Any, steps: Any, key: Any) -> tuple[Rows, Rows]:
-        """Swap half of the steps."""
-        batch_key, coin_key = jax.random.split(key)
-        expert, policy = super().batches(learner, steps, batch_key)
-        coin = jax.random.bernoulli(coin_key, 0.5, expert.weight.shape)
-
-        def swap(one: jax.Array, other: jax.Array) -> jax.Array:
-            return jnp.where(coin.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
-
-        return jax.tree.map(swap, expert, policy), jax.tree.map(swap, policy, expert)
-
-
-@dataclass(frozen=True)
-class ShuffledGAIL(gail.Algorithm):
-    """GAIL with shuffled labels."""
-
-    reward_model: ClassVar[type] = Shuffled
-
+GAIL_MOUNTAIN_CAR = {
+    "num_envs": 16,
+    "horizon": 200,
+    "minibatches": 16,
+    "epochs": 4,
+    "entropy_coef": "0.01 -> 0",
+    "normalise_observations": True,
+    "imitation_reward": "negative",
+}
 
 PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
-    "pendulum": ("pendulum", "gail", 400_000, GAIL_PENDULUM),
-    "pendulum-transition": ("pendulum", "gail", 400_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
-    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 400_000, GAIL_PENDULUM),
+    "pendulum": ("pendulum", "gail", 1_000_000, GAIL_PENDULUM),
+    "pendulum-transition": ("pendulum", "gail", 1_000_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
+    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 1_000_000, GAIL_PENDULUM),
     "cartpole-full": ("cartpole-full", "gail", 600_000, GAIL_CARTPOLE_FULL),
     "cartpole-full-shuffled": ("cartpole-full", ShuffledGAIL, 600_000, GAIL_CARTPOLE_FULL),
     "cartpole": ("cartpole", "gail", 300_000, GAIL_CARTPOLE),
 }
+MIXES: dict[str, dict[str, Any]] = {
+    "task-only": {"imitation_coef": 0.0, "task_coef": 1.0},
+    "imitation-only": {"imitation_coef": 1.0, "task_coef": 0.0},
+    "scheduled": {"imitation_coef": "1 -> 0 until 60%", "task_coef": "0 -> 1 until 60%"},
+}
+for _name, _weights in MIXES.items():
+    PARTS[f"mix-{_name}"] = ("mountaincar", "gail", 200_000, {**GAIL_MOUNTAIN_CAR, **_weights})
 """By name: the task, the algorithm, env steps and settings."""
+
+
+def trained(task: str) -> Policy:
+    """The expert of a task, trained."""
+    algorithm, origin, steps, settings = EXPERTS[task]
+    return train(algorithm, ENVS[origin], steps, [1000], settings).policies[0]
+
+
+def hesitant() -> Policy:
+    """A driver of MountainCar who gets there, but does not push to the left beside the hill on the right."""
+    env = ENVS["mountaincar"]
+
+    def act(params: Any, carry: Any, obs: Any, *others: Any) -> Any:
+        return carry, jnp.where(obs[:, 1] >= 0, 2, jnp.where(obs[:, 0] < -0.5, 0, 1)), {}
+
+    agent = type("Hesitant", (), {"initial_carry": staticmethod(lambda shape: ()), "act": staticmethod(act)})
+    runner = PolicyProgram(agent, env.observation_space, env.action_space)  # type: ignore[arg-type]
+    return Policy(runner, PolicyParameters((), ()))
 
 
 def expert(task: str, folder: Path) -> tuple[Path, float]:
     """Train the expert of a task and record it, unless it is there; return the file and the expert's mean return."""
     path, note = folder / f"{task}.npz", folder / f"{task}.txt"
     if not path.exists():
-        origin, steps, settings = EXPERTS[task]
-        policy = train("ppo", ENVS[origin], steps, [1000], settings).policies[0]
+        policy = hesitant() if task == "mountaincar" else trained(task)
         folder.mkdir(parents=True, exist_ok=True)
         record(policy, ENVS[task], episodes=20, seed=7, out=path)
         note.write_text(str(float(evaluate(policy, ENVS[task], 100, seed=1).returns.mean())))
@@ -136,10 +139,10 @@ def main() -> None:
         worst = random_return(ENVS[task])
         begin = time.perf_counter()
         given = {**settings, "demonstrations": str(path), "demonstration_episodes": EPISODES, **changes}
-        trained = train(algorithm, ENVS[task], arguments.total_steps or steps, seeds, given)
-        found = trained.returns
+        runs = train(algorithm, ENVS[task], arguments.total_steps or steps, seeds, given)
+        found = runs.returns
         scores = (found - worst) / (best - worst)
-        shown, sampled = (", ".join(f"{value:.1f}" for value in part) for part in (found, trained.sampled))
+        shown, sampled = (", ".join(f"{value:.1f}" for value in part) for part in (found, runs.sampled))
         row = f"{best:.1f} | {worst:.1f} | {shown} | {sampled} | {scores.min():.3f} | {scores.mean():.3f}"
         print(f"| {part} | {row} | {time.perf_counter() - begin:.0f} |", flush=True)
         assert np.isfinite(found).all()

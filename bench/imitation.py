@@ -1,8 +1,9 @@
 """What the benchmarks of reward models share: train all seeds of a setting as one population, and evaluate them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ import numpy as np
 from lehr import algorithms, rewards
 from lehr.acting.evaluation import make_evaluator
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.algorithms import gail
 from lehr.config import build
 from lehr.envs import AnyEnvironment
+from lehr.rewards.discriminator import Discriminator, Rows
 from lehr.training.iteration import iteration
 from lehr.training.program import assemble, builder, initial_state
 from lehr.types import derive
@@ -86,3 +89,26 @@ def random_return(env: AnyEnvironment) -> float:
 
 def _drawn(space: Any, params: Any, carry: Any, obs: Any, reset: Any, key: Any, greedy: Any) -> Any:
     return carry, jax.vmap(space.sample)(jax.random.split(key, len(reset))), {}
+
+
+@dataclass(frozen=True)
+class Shuffled(Discriminator):
+    """A discriminator whose labels mean nothing: each step of a batch is the expert's or the policy's by a coin."""
+
+    def batches(self, learner: Any, steps: Any, key: Any) -> tuple[Rows, Rows]:
+        """Swap half of the steps."""
+        batch_key, coin_key = jax.random.split(key)
+        expert, policy = super().batches(learner, steps, batch_key)
+        coin = jax.random.bernoulli(coin_key, 0.5, expert.weight.shape)
+
+        def swap(one: jax.Array, other: jax.Array) -> jax.Array:
+            return jnp.where(coin.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
+
+        return jax.tree.map(swap, expert, policy), jax.tree.map(swap, policy, expert)
+
+
+@dataclass(frozen=True)
+class ShuffledGAIL(gail.Algorithm):
+    """GAIL with shuffled labels."""
+
+    reward_model: ClassVar[type] = Shuffled

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lehr import algorithms
+from lehr.algorithms import ppo
 from lehr.config import build, describe
 from lehr.envs import Environment, make
 from lehr.spaces import Box, Discrete, MultiDiscrete, Spaces
@@ -35,25 +36,23 @@ SETTINGS: dict[str, Any] = {
     "train_ratio": 1.0,
     "replay_size": 1024,
     "prefill": 64,
+    "epochs": 2,
+    "minibatches": 2,
 }
 """Small, for all algorithms that have such settings; what an algorithm needs besides is below, under its name."""
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
-    "appo": {"epochs": 2, "minibatches": 2},
     # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
     "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0", "imagination_length": 5},
-    "ppo": {"epochs": 2, "minibatches": 2},
     "ppg": {
-        "epochs": 2,
-        "minibatches": 2,
         "policy_updates": 2,
         "auxiliary_epochs": 2,
         "auxiliary_minibatches": 2,
         "auxiliary_learning_rate": "0.005 -> 0",
         "normalise_rewards": False,
     },
-    # The probes ask for values of observations as they are, some of which no episode begins with.
-    "recurrent_ppo": {"epochs": 2, "minibatches": 2, "normalise_observations": False, "critic_torso": "mlp"},
+    # The probes ask for values of observations as they are, some of which no episode begins with, and of rewards.
+    "recurrent_ppo": {"normalise_observations": False, "normalise_rewards": False, "critic_torso": "mlp"},
     "trpo": {"value_epochs": 2, "value_minibatches": 2},
 }
 
@@ -64,8 +63,11 @@ EVERYTHING_ON: dict[str, dict[str, Any]] = {
     "a2c": {"optimiser": "adamw"},
     "impala": {"optimiser": "adamw"},
     "dreamer": {"train_ratio": 8.0},  # after some gradient steps, returns differ enough for their range to matter
-    "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
-    "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
+    **{
+        name: {"minibatching": "prioritised", "advantage": "vtrace"}
+        for name in algorithms.names()
+        if issubclass(algorithms.find(name).Config, ppo.Config)
+    },
 }
 """Settings with which an algorithm uses all of its coefficients, where its defaults do not."""
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import lehr
-from bench.gail import ShuffledGAIL
-from bench.imitation import train
+from bench.imitation import ShuffledGAIL, train
 from lehr import algorithms
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.acting.recording import record

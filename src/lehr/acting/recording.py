@@ -25,12 +25,12 @@ class Steps(NamedTuple):
 
     obs: PyTree
     action: PyTree
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
+    reward: Any
+    terminated: Any
+    truncated: Any
     final_obs: PyTree
     """The observation after the step, before any reset."""
-    valid: jax.Array
+    valid: Any
 
 
 def record(
@@ -142,7 +142,8 @@ def _on_host(env: HostEnvironment, policy: Policy, episodes: int, key: Key, gree
     size = count * env.num_agents
     quota = np.repeat(np.diff(np.linspace(0, episodes, count + 1).astype(int)), env.num_agents)
     seeds = np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (count,), jnp.uint32))
-    left, rows = quota.copy(), []
+    left = quota.copy()
+    rows: list[Steps] = []
     batch = ask(env.name, "its constructor", partial(env.start, count))
     try:
         obs = ask(env.name, "reset", partial(batch.reset, seeds))

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import lehr
 from lehr import config, plugins
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     algorithm, trusts = str(saved["algorithm"]), "--trust" in words
     if trusts:
         find_own_code()
-    chosen = {name: saved[name] for name in ("algorithm", "reward_model") if name in saved}
+    chosen: dict[str, Any] = {name: saved[name] for name in ("algorithm", "reward_model") if name in saved}
     check_trust(chosen, f"The run '{words[0]}'", trusts)
     parser.epilog = None
     titles = [f"{name} settings" for name in ("run", algorithm, "reward")]

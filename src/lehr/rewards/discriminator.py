@@ -265,8 +265,9 @@ class Discriminator(RewardModel):
         }
         if "gradient_penalty_coef" in coef:
             size = self.config.discriminator_batch
-            first = [jax.tree.map(lambda x: x[:size], rows.inputs) for rows in (expert, policy)]
-            penalty = weighted_mean(gradient_penalty(judge, *first, coef["gradient_norm"], key), policy.weight[:size])
+            one, other = (jax.tree.map(lambda x: x[:size], rows.inputs) for rows in (expert, policy))
+            penalties = gradient_penalty(judge, one, other, coef["gradient_norm"], key)
+            penalty = weighted_mean(penalties, policy.weight[:size])
             total += coef["gradient_penalty_coef"] * penalty
             metrics["discriminator/gradient_penalty"] = penalty
         return total, metrics

@@ -5,7 +5,7 @@ rewards are float32; the state has JAX's default precision, which is double if `
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ class CartPole(Environment):
 
 
 @register("CartPole-Hidden-v1", max_steps=500)
-def cart_pole_hidden(**parameters: float) -> HideObservation:
+def cart_pole_hidden(**parameters: Any) -> HideObservation:
     """CartPole without the velocities, so that the policy needs memory. Observation `[2]`: position and angle."""
     return HideObservation(CartPole(**parameters), (0, 2))
 
