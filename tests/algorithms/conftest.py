@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {"epochs": 2, "minibatches": 2},
     # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
-    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0", "imagination_length": 5},
+    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0 over 50%", "imagination_length": 5},
     "ppo": {"epochs": 2, "minibatches": 2},
     "ppg": {
         "epochs": 2,
@@ -57,7 +57,8 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 """What an algorithm calls its learning rate, where that has another name."""
 
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
-    "dreamer": {"train_ratio": 8.0},  # after some gradient steps, returns differ enough for their range to matter
+    # After some gradient steps, returns differ enough for their range to matter; many latents diverge enough.
+    "dreamer": {"train_ratio": 8.0, "latents": 64},
     "ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
     "recurrent_ppo": {"minibatching": "prioritised", "advantage": "vtrace"},
 }
