@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {"epochs": 2, "minibatches": 2},
     # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
-    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0 over 50%", "imagination_length": 5},
+    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.1 -> 0 over 50%", "imagination_length": 5},
     "ppo": {"epochs": 2, "minibatches": 2},
     "ppg": {
         "epochs": 2,
