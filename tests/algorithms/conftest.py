@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
-    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.5 -> 0", "imagination_length": 5},
+    "dreamer": {"train_ratio": 2.0, "uniform_mix": "0.1 -> 0 over 50%", "imagination_length": 5},
     "ppg": {
         "policy_updates": 2,
         "auxiliary_epochs": 2,
@@ -62,7 +62,8 @@ RATES: dict[str, str] = {"trpo": "value_learning_rate"}
 EVERYTHING_ON: dict[str, dict[str, Any]] = {
     "a2c": {"optimiser": "adamw"},
     "impala": {"optimiser": "adamw"},
-    "dreamer": {"train_ratio": 8.0},  # after some gradient steps, returns differ enough for their range to matter
+    # After some gradient steps, returns differ enough for their range to matter; many latents diverge enough.
+    "dreamer": {"train_ratio": 8.0, "latents": 64},
     **{
         name: {"minibatching": "prioritised", "advantage": "vtrace"}
         for name in algorithms.names()

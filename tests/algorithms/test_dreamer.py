@@ -64,7 +64,7 @@ def test_actions_are_random_until_the_replay_is_filled_and_states_are_refreshed(
     assert float(before.state.learner.params["acting"]["random"]) == 1
     assert np.array_equal(before.state.learner.params["critic"]["output"]["bias"], np.zeros(63))
     after = advance(before, 1)
-    assert after.metrics["replay/gradient_steps"].tolist() == [1]
+    assert after.metrics["replay/gradient_steps"].tolist() == [2]
     assert float(after.state.learner.params["acting"]["random"]) == 0
     old, new = (np.asarray(r.state.learner.memory.entries.extras["deter"][:, :24]) for r in (before, after))
     assert 0 < (old != new).any(-1).mean() < 1, "drawn states are replaced, others are not"

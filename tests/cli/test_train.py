@@ -609,9 +609,8 @@ def test_list_algorithms_presets_and_envs():
     summaries = [sys.modules[algorithms.find(name).__module__].__doc__.splitlines()[0] for name in algorithms.names()]
     assert rows == [list(row) for row in zip(algorithms.names(), summaries, strict=True)]
     presets = table(call("list", "presets")[1], "algorithm")
-    first = next(row for row in presets if row[0] == "ppo")
-    assert first[1] == "classic"
-    assert "learning_rate '2.5e-4 -> 0'" in first[2]
+    (classic,) = [row for row in presets if row[:2] == ["ppo", "classic"]]
+    assert "learning_rate '2.5e-4 -> 0'" in classic[2]
     rows = table(call("list", "envs")[1], "name")
     assert [row[0] for row in rows] == lehr.envs.names()
     assert ["Swarm-v0", "Box [12]", "Box [2]", "8", "100"] in rows
