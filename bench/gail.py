@@ -70,9 +70,9 @@ GAIL_MOUNTAIN_CAR = {
 }
 
 PARTS: dict[str, tuple[str, Any, int, dict[str, Any]]] = {
-    "pendulum": ("pendulum", "gail", 1_000_000, GAIL_PENDULUM),
-    "pendulum-transition": ("pendulum", "gail", 1_000_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
-    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 1_000_000, GAIL_PENDULUM),
+    "pendulum": ("pendulum", "gail", 2_000_000, GAIL_PENDULUM),
+    "pendulum-transition": ("pendulum", "gail", 2_000_000, {**GAIL_PENDULUM, "discriminator_input": "transition"}),
+    "pendulum-shuffled": ("pendulum", ShuffledGAIL, 2_000_000, GAIL_PENDULUM),
     "cartpole-full": ("cartpole-full", "gail", 600_000, GAIL_CARTPOLE_FULL),
     "cartpole-full-shuffled": ("cartpole-full", ShuffledGAIL, 600_000, GAIL_CARTPOLE_FULL),
     "cartpole": ("cartpole", "gail", 300_000, GAIL_CARTPOLE),
