@@ -22,7 +22,7 @@ def coefficients() -> dict[str, Coefficient]:
     """Return all coefficients of the built-in algorithms and reward models by name, shared ones first."""
     found = dict(_shared())
     classes = [algorithms.find(name).Config for name in algorithms.names()]
-    for cls in [*classes, *(model.Config for model in rewards.BUILT_IN.values())]:
+    for cls in [*classes, *(rewards.find(name).Config for name in rewards.BUILT_IN)]:
         for field in describe(cls):
             if field.coefficient is not None:
                 found.setdefault(field.name, field.coefficient)

@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_PIPE_WIDTH = 200
-"""Line width when the output is not a terminal: wide enough that tables rarely wrap."""
+_PIPE_WIDTH = 1000
+"""Line width when the output is not a terminal: so wide that no table wraps."""
 _ASCII = {"→": "->", "∞": "inf", "±": "+-", "×": "x"}
 _LABEL_WIDTH = 12
 

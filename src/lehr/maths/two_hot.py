@@ -20,7 +20,7 @@ LIMIT = 20.0
 def symlog(x: jax.Array) -> jax.Array:
     """sign(x) log(1 + |x|): a logarithm for both signs, close to the identity around 0.
 
-    >>> [round(float(y), 4) for y in symlog(jnp.array([-1.0, 0.0, math.e - 1]))]
+    >>> [round(float(y), 4) for y in symlog(jnp.array([-1.0, 0.0, np.e - 1]))]
     [-0.6931, 0.0, 1.0]
     """
     return jnp.sign(x) * jnp.log1p(jnp.abs(x))
@@ -83,7 +83,7 @@ def two_hot_mean(logits: jax.Array) -> jax.Array:
 def two_hot_loss(logits: jax.Array, target: jax.Array) -> jax.Array:
     """Return the cross-entropy `[...]` of distributions with logits `[..., count]` and the two-hot of a target `[...]`.
 
-    >>> round(float(two_hot_loss(jnp.zeros(5), jnp.float32(7.0))) / math.log(5), 4)
+    >>> round(float(two_hot_loss(jnp.zeros(5), jnp.float32(7.0))) / np.log(5), 4)
     1.0
     """
     check_same_shape(predictions=logits[..., 0], target=target)

@@ -8,15 +8,13 @@ from typing import Any
 from lehr import plugins
 from lehr.errors import InputError, closest, shortened
 from lehr.rewards.base import EnvironmentReward, RewardModel
-from lehr.rewards.discriminator import Discriminator
-from lehr.rewards.novelty import Novelty
 
-BUILT_IN: dict[str, type[RewardModel]] = {
-    "environment": EnvironmentReward,
-    "discriminator": Discriminator,
-    "novelty": Novelty,
+BUILT_IN = {
+    "environment": "lehr.rewards.base:EnvironmentReward",
+    "discriminator": "lehr.rewards.discriminator:Discriminator",
+    "novelty": "lehr.rewards.novelty:Novelty",
 }
-"""The built-in reward models by name."""
+"""Where the built-in reward models are, by name; each is imported when it is asked for."""
 GROUP = "lehr.reward_models"
 """Entry-point group in which installed packages can register reward models."""
 
@@ -31,8 +29,8 @@ def find(model: Any) -> type[RewardModel]:
     if isinstance(model, str):
         offered = plugins.offered(GROUP)
         if model in BUILT_IN:
-            return BUILT_IN[model]
-        if model in offered:
+            found = plugins.import_object(BUILT_IN[model], "reward model")
+        elif model in offered:
             found = offered[model].load()
         elif ":" in model:
             found = plugins.import_object(model, "reward model")
@@ -48,4 +46,4 @@ def find(model: Any) -> type[RewardModel]:
     return found
 
 
-__all__ = ["BUILT_IN", "Discriminator", "EnvironmentReward", "Novelty", "RewardModel", "find"]
+__all__ = ["BUILT_IN", "EnvironmentReward", "RewardModel", "find"]
