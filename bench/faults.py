@@ -2,6 +2,8 @@
 
     python bench/faults.py inputs [--count 2000]         schedule texts, mappings, YAML files and flags
     python bench/faults.py directories [--count 200]     every file of a run damaged, then read by every command
+    python bench/faults.py checkpoints [--count 200]     every part of a checkpoint damaged: another one is loaded
+    python bench/faults.py interruptions [--count 100]   runs killed and stopped anywhere, and resumed
 
 It prints held / tried for each category, and what did not hold. A category is a function that yields cases; a case is
 what was given, and a call that works, raises `InputError`, or returns an exit code and what went to standard error.
@@ -27,6 +29,7 @@ from unittest import mock
 
 import hypothesis
 import jax
+import numpy as np
 import yaml
 from hypothesis import strategies as st
 
@@ -37,6 +40,9 @@ from lehr.schedules import constant
 from lehr.training import checkpoint, plan, program
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import faults_interruptions
 
 from tests.schedules.strategies import texts
 
@@ -426,11 +432,65 @@ def directories(count: int, seed: int = 0) -> dict[str, list[str | None]]:
         return {"damaged runs": [_told(case, 60.0) for case in damaged_runs(count, seed)]}
 
 
+# Damaged checkpoints -----------------------------------------------------------------------------------------------
+
+
+def damaged_checkpoints(count: int, seed: int) -> Iterator[Case]:
+    """The last checkpoint of a run with one part of a file overwritten, part by part: an intact one must be loaded."""
+    chance, place = random.Random(seed), Path(tempfile.mkdtemp())
+    origin = sound_run(place / "sound")
+    sound = {_bits(origin)}
+    last = sorted((origin / "checkpoints").iterdir())[-1].relative_to(origin)
+    shutil.copytree(origin, place / "older")
+    shutil.rmtree(place / "older" / last)
+    sound.add(_bits(place / "older"))
+    files = [path.relative_to(origin) for path in sorted((origin / last).iterdir())]
+    share = -(-count // len(files))
+    for file in files:
+        content = (origin / file).read_bytes()
+        size = -(-len(content) // share)
+        for begin in range(0, len(content), size):
+            damage = chance.randbytes(len(content[begin : begin + size]))
+            run = shutil.copytree(origin, place / "damaged")
+            (run / file).write_bytes(content[:begin] + damage + content[begin + size :])
+            yield Case(f"{file} from byte {begin}", partial(_check_loaded, run, sound))
+            shutil.rmtree(run)
+    shutil.rmtree(place)
+
+
+def _bits(run: Path) -> bytes:
+    """All bits of the state of a run."""
+    state = lehr.load(run).state.saved
+    keys = jax.tree.map(lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key), state)
+    plain = jax.tree.map(lambda x, is_key: jax.random.key_data(x) if is_key else x, state, keys)
+    return b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(plain))
+
+
+def _check_loaded(run: Path, sound: set[bytes]) -> None:
+    if _bits(run) not in sound:
+        raise AssertionError("the state that was loaded is of no checkpoint")
+
+
+def checkpoints(count: int, seed: int = 0) -> dict[str, list[str | None]]:
+    """Load runs with a damaged checkpoint; return what did not hold, `None` where it held."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {"checkpoints": [_told(case, 60.0) for case in damaged_checkpoints(count, seed)]}
+
+
+def interruptions(count: int, seed: int = 0) -> dict[str, list[str | None]]:
+    """Interrupt runs; see `bench/faults_interruptions.py`, which prints what did not hold."""
+    held, tried = faults_interruptions.campaign(count, seed=seed)
+    return {"interruptions": [None] * held + ["see above"] * (tried - held)}
+
+
 # The command -------------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, tuple[Callable[[int, int], dict[str, list[str | None]]], int]] = {
     "inputs": (inputs, 2000),
     "directories": (directories, 200),
+    "checkpoints": (checkpoints, 200),
+    "interruptions": (interruptions, 100),
 }
 """What can be tried, with the default count."""
 

@@ -27,14 +27,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SIZES = {"num_envs": 4, "horizon": 8, "hidden_sizes": [8], "total_steps": 32 * 36, "checkpoint_every": 32 * 4}
+SIZES = {
+    "env": "CartPole-v1",
+    "num_envs": 4,
+    "horizon": 8,
+    "hidden_sizes": [8],
+    "total_steps": 32 * 36,
+    "checkpoint_every": 32 * 4,
+}
 QUIET = {"progress": False, "tensorboard": False, "evaluate_every": 32 * 12, "evaluate_episodes": 2}
 SPLIT = {"epochs": 2, "minibatches": 2}
 WALK = "gym:Pendulum-v1"
 ASYNC = {"env": WALK, "env_parameters": {"vectorization": "async"}, "num_envs": 2, "horizon": 16}
+DREAMER = {
+    **{"batch_size": 2, "batch_length": 4, "train_ratio": 0.25, "replay_size": 512, "prefill": 64},
+    **{"imagination_length": 3, "recurrent_size": 8, "latents": 4, "classes": 4, "bins": 15},
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("a2c", {"entropy_coef": "0.03 -> 0.001 cosine"}),
     "appo": ("appo", {**SPLIT, "lag": 2}),
+    "dreamer": ("dreamer", DREAMER),
+    "gail": ("gail", SPLIT),
     "impala": ("impala", {"lag": 1}),
     "ppg": ("ppg", {**SPLIT, "policy_updates": 4, "auxiliary_epochs": 1, "auxiliary_minibatches": 2}),
     "ppo": ("ppo", {**SPLIT, "env": "Pendulum-v1", "normalise_observations": True, "normalise_rewards": True}),
@@ -152,7 +165,16 @@ def _train_or_resume(algorithm: str, settings: dict[str, Any], run: Path, order:
         lehr.resume(run)
     else:
         shutil.rmtree(run, ignore_errors=True)
-        lehr.train(algorithm, run_dir=run, **settings)
+        lehr.train(algorithm, run_dir=run, **_files(algorithm, run.parent), **settings)
+
+
+def _files(algorithm: str, folder: Path) -> dict[str, Any]:
+    """Return the settings that name files, of algorithms that need some."""
+    from lehr import algorithms, envs
+    from lehr.spaces import Spaces
+
+    env = envs.make("CartPole-v1")
+    return algorithms.find(algorithm).trial_settings(Spaces(env.observation_space, env.action_space), folder)
 
 
 def _assert_same(run: Path, whole: Path) -> None:

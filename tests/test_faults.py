@@ -30,6 +30,13 @@ def test_damaged_runs_are_read_or_are_one_sentence(faults):
     assert [result for result in found if result is not None] == []
 
 
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_never_loaded(faults):
+    found = faults.checkpoints(40)["checkpoints"]
+    assert len(found) >= 40
+    assert [result for result in found if result is not None] == []
+
+
 def test_what_does_not_hold_is_told(faults):
     def fail(error):
         raise error

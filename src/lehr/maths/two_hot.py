@@ -83,7 +83,7 @@ def two_hot_mean(logits: jax.Array) -> jax.Array:
 def two_hot_loss(logits: jax.Array, target: jax.Array) -> jax.Array:
     """Return the cross-entropy `[...]` of distributions with logits `[..., count]` and the two-hot of a target `[...]`.
 
-    >>> round(float(two_hot_loss(jnp.zeros(5), jnp.float32(7.0))) / np.log(5), 4)
+    >>> round(float(two_hot_loss(jnp.zeros(5), jnp.float32(7.0)) / np.log(5)), 4)
     1.0
     """
     check_same_shape(predictions=logits[..., 0], target=target)
