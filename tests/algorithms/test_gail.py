@@ -20,7 +20,7 @@ from lehr.envs import make
 from lehr.errors import InputError
 from lehr.testing import Task, check_algorithm
 from lehr.training.plan import make_plan, settings_classes
-from tests.small import SMALL
+from tests.small import BACKTRACKING, SMALL
 
 
 class Balance:
@@ -118,7 +118,9 @@ def test_it_is_the_algorithm_with_the_discriminator_as_its_reward_model(demonstr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{"policy_algorithm": "trpo"}, {"absorbing_states": True}], ids=["trpo", "absorbing"]
+    "settings",
+    [{"policy_algorithm": "trpo", **BACKTRACKING["trpo"]}, {"absorbing_states": True}],
+    ids=["trpo", "absorbing"],
 )
 def test_variants_keep_what_is_promised_of_every_algorithm(settings):
     assert check_algorithm("gail", **settings) == []
