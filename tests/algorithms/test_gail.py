@@ -151,7 +151,13 @@ def follow_box(params, carry, obs, reset, key, greedy):
     return carry, obs[:, :1], {}
 
 
-@pytest.mark.parametrize(("actions", "rule"), [("discrete", follow_discrete), ("box", follow_box)])
+@pytest.mark.parametrize(
+    ("actions", "rule"),
+    [
+        pytest.param("discrete", follow_discrete, id="discrete"),
+        pytest.param("box", follow_box, id="box", marks=pytest.mark.slow),
+    ],
+)
 def test_four_demonstrations_are_imitated_where_length_gives_nothing_away(actions, rule, tmp_path):
     """Episodes have four steps, whatever is done; the expert follows a sign. Shuffled labels teach nothing."""
     env = Task(actions)
