@@ -388,8 +388,8 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
     schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
     runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
     together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
-    given = [{**trial(algorithm, poison), "learning_rate": text} for text in schedules]
-    found = [coefficients_of(configs(algorithm, settings)[0], 10_000) for settings in given]
+    chosen = [{**trial(algorithm, poison), "learning_rate": text} for text in schedules]
+    found = [coefficients_of(configs(algorithm, settings)[0], 10_000) for settings in chosen]
     used = runs[0].state.coefficients.names
     coefficients = population([{name: given[name] for name in used} for given in found])
 
