@@ -12,6 +12,7 @@ from lehr.config import Coef
 from lehr.errors import InputError
 from lehr.schedules import Coefficient
 from lehr.testing import check_algorithm
+from tests.small import BACKTRACKING
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppg": {
@@ -23,9 +24,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 """With an auxiliary phase within the updates of the check."""
-
-BACKTRACKING = {"trpo": {"target_kl": 0.95}}
-"""So large a step that TRPO's line search has to shrink it."""
 
 
 @pytest.mark.parametrize(

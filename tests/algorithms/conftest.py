@@ -1,12 +1,8 @@
 """What the tests of algorithms share: small settings, small environments, and programs that are compiled once."""
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -17,11 +13,12 @@ import pytest
 from lehr import algorithms
 from lehr.algorithms import ppo
 from lehr.config import build, describe
-from lehr.envs import Environment, make
-from lehr.spaces import Box, Discrete, MultiDiscrete, Spaces
+from lehr.envs import Environment
+from lehr.spaces import Box, Discrete, MultiDiscrete
 from lehr.training.program import Program, assemble
 from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Timestep, TrainState
+from tests.small import trial
 
 MOST = 400
 """The longest run in one call, in updates."""
@@ -86,14 +83,6 @@ class Run(NamedTuple):
 
 
 @cache
-def _files(spaces: Spaces) -> str:
-    """A folder for what an algorithm needs on disk to be tried: the same for the same spaces, so that programs are."""
-    folder = tempfile.mkdtemp(prefix="lehr-trial-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@cache
 def _compiled(program: Program) -> Callable:
     """The chunk of a program. The state is not donated: a test may look at it again."""
     return jax.jit(partial(chunk, program, MOST), compiler_options=QUICKLY)
@@ -122,10 +111,7 @@ def _configs(algorithm: str, settings: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _begin(algorithm: str, env: str | Environment, total_steps: int = 10_000, seed: int = 0, **settings: Any) -> Run:
-    made = make(env)
-    spaces = Spaces(made.observation_space, made.action_space)
-    trial = algorithms.find(algorithm).trial_settings(spaces, Path(_files(spaces)))
-    config, network_config = _configs(algorithm, {**trial, **settings})
+    config, network_config = _configs(algorithm, {**trial(algorithm, env), **settings})
     return Run(*assemble(algorithm, env, config, network_config, total_steps, seed), metrics={})
 
 

@@ -8,7 +8,9 @@ from lehr import algorithms
 from lehr.algorithms.vocabulary import resolve_entropy_coefficient
 from lehr.cli import main
 from tests.algorithms.conftest import SETTINGS, small
+from tests.small import trial
 
+ENV = "CartPole-v1"
 UPDATES = 8
 STEPS = SETTINGS["num_envs"] * SETTINGS["horizon"]
 TOTAL = UPDATES * STEPS
@@ -18,12 +20,13 @@ QUIET = ["--no-tensorboard", "--no-progress", "--evaluate-episodes=0"]
 def flag(name, value):
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name}={value}"
+    return f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def trained(algorithm, folder, *flags):
-    words = [flag(name.replace("_", "-"), value) for name, value in {**small(algorithm), "hidden_sizes": 8}.items()]
-    given = ["--env=CartPole-v1", f"--total-steps={TOTAL}", f"--run-dir={folder}", *QUIET, *words, *flags]
+    settings = {**small(algorithm), **trial(algorithm, ENV), "hidden_sizes": 8}
+    words = [flag(name.replace("_", "-"), value) for name, value in settings.items()]
+    given = [f"--env={ENV}", f"--total-steps={TOTAL}", f"--run-dir={folder}", *QUIET, *words, *flags]
     assert main(["train", algorithm, *given]) == 0
     return lehr.load(folder)
 

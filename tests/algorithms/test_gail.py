@@ -20,7 +20,7 @@ from lehr.envs import make
 from lehr.errors import InputError
 from lehr.testing import Task, check_algorithm
 from lehr.training.plan import make_plan, settings_classes
-from tests.small import SMALL
+from tests.small import BACKTRACKING, SMALL
 
 
 class Balance:
@@ -118,7 +118,9 @@ def test_it_is_the_algorithm_with_the_discriminator_as_its_reward_model(demonstr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{"policy_algorithm": "trpo"}, {"absorbing_states": True}], ids=["trpo", "absorbing"]
+    "settings",
+    [{"policy_algorithm": "trpo", **BACKTRACKING["trpo"]}, {"absorbing_states": True}],
+    ids=["trpo", "absorbing"],
 )
 def test_variants_keep_what_is_promised_of_every_algorithm(settings):
     assert check_algorithm("gail", **settings) == []
@@ -149,7 +151,13 @@ def follow_box(params, carry, obs, reset, key, greedy):
     return carry, obs[:, :1], {}
 
 
-@pytest.mark.parametrize(("actions", "rule"), [("discrete", follow_discrete), ("box", follow_box)])
+@pytest.mark.parametrize(
+    ("actions", "rule"),
+    [
+        pytest.param("discrete", follow_discrete, id="discrete"),
+        pytest.param("box", follow_box, id="box", marks=pytest.mark.slow),
+    ],
+)
 def test_four_demonstrations_are_imitated_where_length_gives_nothing_away(actions, rule, tmp_path):
     """Episodes have four steps, whatever is done; the expert follows a sign. Shuffled labels teach nothing."""
     env = Task(actions)

@@ -32,6 +32,7 @@ from lehr.training import iteration as core
 from lehr.training.iteration import iteration
 from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Rollout
+from tests.small import trial
 
 NAMES = algorithms.names()
 
@@ -387,7 +388,8 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
     schedules = ("0.001 -> 0.01", "0.003", "0.001 -> 0.02 over 1%, 0.02 -> 0.001 cosine")
     runs = [begin(algorithm, poison, seed=seed, learning_rate=text) for seed, text in enumerate(schedules)]
     together = jax.jit(jax.vmap(partial(iteration, runs[0].program)), compiler_options=quickly)
-    found = [coefficients_of(configs(algorithm, {"learning_rate": text})[0], 10_000) for text in schedules]
+    chosen = [{**trial(algorithm, poison), "learning_rate": text} for text in schedules]
+    found = [coefficients_of(configs(algorithm, settings)[0], 10_000) for settings in chosen]
     used = runs[0].state.coefficients.names
     coefficients = population([{name: given[name] for name in used} for given in found])
 
@@ -398,7 +400,7 @@ def test_a_population_learns_as_its_members_would_alone_and_a_broken_one_is_froz
     for index, run in enumerate(runs):
         alone = advance(run, 3)
         found, expected = (
-            (state.learner, state.actor, state.updates)
+            (state.learner, state.reward_model, state.actor, state.updates)
             for state in (member(states._replace(coefficients=()), index), alone.state)
         )
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-4), found, expected)

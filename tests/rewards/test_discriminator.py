@@ -239,7 +239,11 @@ def test_without_demonstrations_there_is_an_error_and_never_a_guess(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"spectral_normalisation": True, "absorbing_states": True}], ids=["plain", "all"]
+    "settings",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"spectral_normalisation": True, "absorbing_states": True}, id="all", marks=pytest.mark.slow),
+    ],
 )
 def test_it_learns_to_tell_the_experts_actions_from_others(settings, tmp_path):
     """The expert always does what a policy at random does half of the time."""

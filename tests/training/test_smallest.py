@@ -12,6 +12,7 @@ from lehr import algorithms
 from lehr.envs import Environment
 from lehr.spaces import Box, Discrete
 from lehr.types import Timestep
+from tests.small import trial
 
 ONES = {"num_envs": 1, "horizon": 1, "hidden_sizes": (1,), "total_steps": 3, "evaluate_episodes": 1}
 PARTS = {"minibatches", "auxiliary_minibatches", "value_minibatches"}
@@ -38,7 +39,14 @@ class One(Environment):
 )
 def test_a_run_of_one_of_everything_is_finite(algorithm, tmp_path):
     parts = dict.fromkeys(PARTS.intersection(algorithms.find(algorithm).Config.__dataclass_fields__), 1)
-    settings = {**ONES, **parts, "normalise_observations": True, "normalise_rewards": True, "progress": False}
+    settings = {
+        **ONES,
+        **parts,
+        **trial(algorithm, One()),
+        "normalise_observations": True,
+        "normalise_rewards": True,
+        "progress": False,
+    }
     result = lehr.train(algorithm, env=One(), run_dir=tmp_path / "run", tensorboard=False, **settings)
     assert result.final["update/rejected"] == 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
