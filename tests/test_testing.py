@@ -20,7 +20,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "auxiliary_epochs": 2,
         "auxiliary_minibatches": 2,
         "auxiliary_learning_rate": "0.005 -> 0",
-        "normalise_rewards": False,
     },
 }
 """With an auxiliary phase within the updates of the check."""
@@ -41,6 +40,11 @@ def test_lehrs_own_algorithms_learn(algorithm):
     assert (
         check_algorithm(algorithm, learns=True, **SETTINGS.get(algorithm, {}), **BACKTRACKING.get(algorithm, {})) == []
     )
+
+
+@pytest.mark.slow
+def test_values_of_normalised_rewards_are_not_compared_with_returns():
+    assert check_algorithm("a2c", learns=True, normalise_rewards=True) == []
 
 
 # Settings --------------------------------------------------------------------------------------------------------------
