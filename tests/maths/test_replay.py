@@ -160,5 +160,7 @@ def test_a_replay_larger_than_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(types, "memory_size", lambda: size)
     begin(Story())
     monkeypatch.setattr(types, "memory_size", lambda: size - 1)
-    with pytest.raises(InputError, match=r"The replay needs 0 GiB of memory, but there are only .*; lower replay_size\."):
+    with pytest.raises(
+        InputError, match=r"The replay needs 0 GiB of memory, but there are only .*; lower replay_size\."
+    ):
         begin(Story())
