@@ -42,6 +42,7 @@ class One(Environment):
 @pytest.mark.parametrize(
     "algorithm", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in algorithms.names()]
 )
+@pytest.mark.usefixtures("compiled_quickly")
 def test_a_run_of_one_of_everything_is_finite(algorithm, tmp_path):
     known = {field.name for cls in algorithms.settings_of(algorithm) for field in describe(cls)}
     parts = {name: count for name, count in PARTS.items() if name in known}
