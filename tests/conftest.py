@@ -82,6 +82,14 @@ def _programs_are_forgotten_in_time():
 
 
 @pytest.fixture
+def compiled_quickly():
+    """Compile what the test trains with little optimisation: for short runs, where compiling takes most of the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
 def count_traces():
     """Wrap a function so that `.traces` counts how often JAX traces it."""
 

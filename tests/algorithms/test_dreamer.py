@@ -78,7 +78,7 @@ def test_a_learner_whose_replay_was_not_saved_fills_it_anew(probe, begin, advanc
     assert jax.tree.all(jax.tree.map(np.array_equal, learner.auxiliary.cursor, empty.auxiliary.cursor))
     again = advance(trained._replace(state=trained.state._replace(learner=learner)), 3)
     assert again.metrics["replay/steps"].tolist() == [96, 192, 288]
-    assert again.metrics["replay/gradient_steps"].tolist() == [0, 0, 1]
+    assert again.metrics["replay/gradient_steps"].tolist() == [0, 0, 2]
     assert jax.tree.all(jax.tree.map(lambda x: bool(np.isfinite(x).all()), again.state.learner.params))
 
 
@@ -120,7 +120,8 @@ def test_images_are_reconstructed_and_acted_on(begin, advance):
     settings = {"train_ratio": 4.0, "learning_rate": "0.005 -> 0", "hidden_sizes": (32,), "image_depth": 4}
     run = advance(begin("dreamer", Dot(), total_steps=150 * 64, discount=0.9, **settings), 150)
     assert run.metrics["model/unexplained"][-10:].mean() < 0.2, "far below a constant predictor's"
-    assert run.metrics["episode/return"][-30:].mean() > 7  # random actions get about 1.5
+    # Episodes of twelve steps end in two of three updates of eight. Random actions get about 1.5.
+    assert np.nanmean(run.metrics["episode/return"][-30:]) > 7
 
 
 # Host environments, settings -----------------------------------------------------------------------------------------
@@ -149,8 +150,8 @@ def test_host_environments_act_and_learn_apart(tmp_path):
             "replay_size is 150, which is 18 steps of each of 8 environments and too few for batch_length=8, "
             "horizon=8 and prefill=64; set replay_size to 200 or more.",
         ),
-        ({"replay_size": 10**13}, "of memory; lower replay_size."),
-        ({"batch_length": 0}, "batch_length is 0; it must be 1 or more."),
+        ({"replay_size": 2 * 10**9, "recurrent_size": 512}, "GiB; lower replay_size."),
+        ({"batch_length": 1}, "batch_length is 1; it must be 2 or more."),
     ],
     ids=["ratio", "replay", "memory", "length"],
 )
@@ -164,9 +165,8 @@ def test_what_cannot_be_is_said_in_one_sentence(settings, sentence, begin):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("env", "total_steps", "least"), [("CartPole-v1", 12_000, 250), ("Pendulum-v1", 14_000, -350)])
-def test_classic_control_is_learned_from_few_steps(env, total_steps, least, tmp_path):
-    """PPO's runs of these tasks take 500,000 and 300,000 steps."""
+def test_pendulum_is_learned_from_few_steps(tmp_path):
+    """PPO's run of this task takes 300,000 steps. bench/dreamer.py learns CartPole too."""
     quiet = {"evaluate_episodes": 20, "tensorboard": False, "progress": False, "run_dir": tmp_path / "run"}
-    result = lehr.train("dreamer", env=env, total_steps=total_steps, **quiet)
-    assert result.final["evaluate/return"] >= least
+    result = lehr.train("dreamer", env="Pendulum-v1", total_steps=14_000, **quiet)
+    assert result.final["evaluate/return"] >= -350

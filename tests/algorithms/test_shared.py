@@ -42,10 +42,20 @@ def slow_but_for_ppo(names):
     return [name if name == "ppo" else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-every_algorithm = pytest.mark.parametrize("algorithm", NAMES)
+def learns_a_model(name):
+    """Whether an algorithm takes many gradient steps on replayed data: its programs take long to compile and run."""
+    return any(field.name == "train_ratio" for field in describe(algorithms.find(name).Config))
+
+
+def slow_with_a_model(names):
+    """The names as parameters, of which `make test` leaves out those that learn a model."""
+    return [pytest.param(name, marks=pytest.mark.slow) if learns_a_model(name) else name for name in names]
+
+
+every_algorithm = pytest.mark.parametrize("algorithm", slow_with_a_model(NAMES))
 # Recurrent PPO is PPO with a memory: its updates are PPO's line by line, see its own tests.
 WAYS_TO_LEARN = [name for name in NAMES if name != "recurrent_ppo"]
-every_way_to_learn = pytest.mark.parametrize("algorithm", WAYS_TO_LEARN)
+every_way_to_learn = pytest.mark.parametrize("algorithm", slow_with_a_model(WAYS_TO_LEARN))
 # What all algorithms have from the same code does not know who learns from it: rollouts, memories.
 one_algorithm = pytest.mark.parametrize("algorithm", ["ppo"])
 
@@ -126,7 +136,9 @@ def probes_of(algorithm):
             probe,
             continuous,
             id=f"{probe.__name__}-{'box' if continuous else 'discrete'}-{name}",
-            marks=() if name == "ppo" or probe is FinalObservation or continuous else pytest.mark.slow,
+            marks=()
+            if name == "ppo" or ((probe is FinalObservation or continuous) and not learns_a_model(name))
+            else pytest.mark.slow,
         )
         for name in NAMES
         for probe, continuous in probes_of(name)

@@ -36,7 +36,7 @@ class Config(Settings):
     batch_size: int = 16
     """Replayed sequences per gradient step."""
     batch_length: int = 32
-    """Steps of each replayed sequence."""
+    """Steps of each replayed sequence, at least 2."""
     train_ratio: float = 32.0
     """Replayed steps per env step; rounded to a whole number of gradient steps per update."""
     replay_size: int = 200_000
@@ -90,7 +90,8 @@ class Config(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(self, "batch_size", "batch_length", "imagination_length", "replay_size")
+        check_counts(self, "batch_size", "imagination_length", "replay_size")
+        check_counts(self, "batch_length", least=2)
         check_counts(self, "prefill", least=0)
 
 

@@ -9,14 +9,12 @@ The data is one value, `Replay`, and the counters are another, `Cursor`, so that
 be left behind: it lies ahead of the cursor, where nothing is drawn from, and the next entries overwrite it.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from lehr.errors import InputError
-from lehr.types import Key, PyTree, Rollout
+from lehr.types import Key, PyTree, Rollout, check_fits
 
 
 class Entries(NamedTuple):
@@ -86,8 +84,9 @@ def empty(example: Rollout, capacity: int) -> tuple[Replay, Cursor]:
     """
     streams = example.reward.shape[1]
     one = jax.eval_shape(_entries, example, *_before(streams))
-    check_memory(sum(capacity * leaf.size // leaf.shape[0] * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)))
-    entries = jax.tree.map(lambda x: jnp.zeros((streams, capacity, *x.shape[2:]), x.dtype), one)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((streams, capacity, *x.shape[2:]), x.dtype), one)
+    check_fits("The replay", "lower replay_size", entries=shapes)
+    entries = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return Replay(entries, jnp.uint32(0)), first_cursor(streams)
 
 
@@ -96,17 +95,6 @@ def first_cursor(streams: int) -> Cursor:
     nothing = jnp.zeros(streams, jnp.int32)
     reward, fresh = _before(streams)
     return Cursor(nothing, nothing, reward, fresh, jnp.uint32(0))
-
-
-def check_memory(size: int) -> None:
-    """Refuse a replay of so many bytes if it does not fit into the memory of the device."""
-    found = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    available = found or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > available:
-        raise InputError(
-            f"The replay would take {size / 2**30:.1f} GiB, but the device has {available / 2**30:.1f} GiB of memory; "
-            "lower replay_size."
-        )
 
 
 def append(replay: Replay, cursor: Cursor, rollout: Rollout) -> tuple[Replay, Cursor]:
