@@ -30,6 +30,10 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+def has_ratio(algorithm):
+    return any(field.name == "train_ratio" for field in describe(algorithms.find(algorithm).Config))
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "schedules.md"], ids=lambda page: page.name)
 def test_python_of_the_pages(page):
     found = [block for block in blocks(page, "python") if block.startswith(">>> ")]
@@ -48,13 +52,15 @@ def test_python_of_the_pages(page):
     [ROOT / "README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES_OF_ALGORITHMS.values())],
     ids=lambda page: page.name,
 )
+@pytest.mark.usefixtures("compiled_quickly")
 def test_training_shown_in_the_pages(page, tmp_path, monkeypatch):
-    """The block as it is shown, with a smaller budget."""
+    """The block as it is shown, with a smaller budget, and with fewer gradient steps where there is a ratio of them."""
     (block,) = [block for block in blocks(page, "python") if "lehr.train" in block]
     assert "150_000" in block
     monkeypatch.chdir(tmp_path)
     names = {"observation": np.zeros(4, np.float32), "key": __import__("jax").random.key(0)}
-    exec(block.replace("150_000", "5_000, evaluate_episodes=2, progress=False"), names)
+    ratio = ", train_ratio=4" if page.stem in algorithms.names() and has_ratio(page.stem) else ""
+    exec(block.replace("150_000", f"5_000, evaluate_episodes=2, progress=False{ratio}"), names)
     assert names["action"] in (0, 1)
     assert names["result"].config["entropy_coef"] == "0.03 -> 0.001 cosine"
 

@@ -128,6 +128,7 @@ def test_images_are_reconstructed_and_acted_on(begin, advance):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_quickly")
 def test_host_environments_act_and_learn_apart(tmp_path):
     small = {"num_envs": 2, "horizon": 8, "batch_size": 2, "batch_length": 8, "train_ratio": 1.0, "prefill": 32}
     sizes = {"recurrent_size": 8, "hidden_sizes": (16,)}
