@@ -363,8 +363,8 @@ def test_cartpole_is_learned_alike_on_the_host_and_on_the_device(tmp_path):
 
 @pytest.mark.slow
 def test_pendulum_is_learned_on_the_host(train):
-    settings = {"num_envs": 32, "horizon": 64, "epochs": 4, "minibatches": 8, "hidden_sizes": (64, 64)}
-    settings |= {"learning_rate": "2e-3 -> 0", "discount": 0.9, "entropy_coef": 0.0}
+    settings = {"num_envs": 32, "horizon": 64, "epochs": 10, "minibatches": 8, "hidden_sizes": (64, 64)}
+    settings |= {"learning_rate": "1e-3 -> 0", "discount": 0.9, "entropy_coef": 0.0}
     settings |= {"normalise_observations": True, "normalise_rewards": True}
     result = train("gym:Pendulum-v1", total_steps=150_000, overlap=True, **settings)
     returns = result.metrics["episode/return"]
