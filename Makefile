@@ -7,7 +7,7 @@ RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
 
-.PHONY: demo test test-all lint types format bench figures clean
+.PHONY: demo test test-all test-long lint types format bench figures clean
 
 # PPO on CartPole with an annealed entropy coefficient: the progress, an evaluation, and the curve with its coefficients.
 demo: $(RUN)
@@ -18,11 +18,15 @@ demo: $(RUN)
 
 # Lint, types and all tests but the slow ones: before a commit.
 test: lint types
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not long"
 
-# Lint, types and all tests: what CI runs.
+# Lint, types and all tests but those that take minutes: what CI runs.
 test-all: lint types
-	$(PYTEST)
+	$(PYTEST) -m "not long"
+
+# The tests that take minutes each: whole learning runs of a world model, campaigns of interruptions. Before a release.
+test-long: $(DEV)
+	$(PYTEST) -m long
 
 lint: $(DEV)
 	$(BIN)/ruff check .

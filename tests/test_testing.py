@@ -25,17 +25,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """With an auxiliary phase within the updates of the check."""
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [name if name in ("a2c", "ppo") else pytest.param(name, marks=pytest.mark.slow) for name in algorithms.names()],
-)
+def timed(quick: tuple[str, ...] = ()):
+    """All algorithms as parameters: `make test` runs the quick ones, and CI leaves out those that learn a model."""
+    modelled = [
+        name for name in algorithms.names() if "train_ratio" in algorithms.find(name).Config.__dataclass_fields__
+    ]
+    marks = {name: pytest.mark.long if name in modelled else pytest.mark.slow for name in algorithms.names()}
+    return [name if name in quick else pytest.param(name, marks=marks[name]) for name in algorithms.names()]
+
+
+@pytest.mark.parametrize("algorithm", timed(("a2c", "ppo")))
 def test_lehrs_own_algorithms_pass(algorithm):
     settings = SETTINGS.get(algorithm, {})
     assert check_algorithm(algorithm, **settings, **BACKTRACKING.get(algorithm, {})) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", algorithms.names())
+@pytest.mark.parametrize("algorithm", timed())
 def test_lehrs_own_algorithms_learn(algorithm):
     assert (
         check_algorithm(algorithm, learns=True, **SETTINGS.get(algorithm, {}), **BACKTRACKING.get(algorithm, {})) == []

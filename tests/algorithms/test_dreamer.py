@@ -115,7 +115,7 @@ class Dot(Environment):
         return (place, count), Timestep(self._seen(place), reward, jnp.bool(False), count >= 12, {})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_are_reconstructed_and_acted_on(begin, advance):
     settings = {"train_ratio": 4.0, "learning_rate": "0.005 -> 0", "hidden_sizes": (32,), "image_depth": 4}
     run = advance(begin("dreamer", Dot(), total_steps=150 * 64, discount=0.9, **settings), 150)
@@ -165,7 +165,7 @@ def test_what_cannot_be_is_said_in_one_sentence(settings, sentence, begin):
 # Learning ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pendulum_is_learned_from_few_steps(tmp_path):
     """PPO's run of this task takes 300,000 steps. bench/dreamer.py learns CartPole too."""
     quiet = {"evaluate_episodes": 20, "tensorboard": False, "progress": False, "run_dir": tmp_path / "run"}
