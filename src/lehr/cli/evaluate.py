@@ -7,27 +7,19 @@ import numpy as np
 
 import lehr
 from lehr.cli import output
-from lehr.cli.loading import add_run, load_run
-from lehr.errors import InputError
+from lehr.cli.loading import add_episodes, add_run, check_episodes, load_run
 from lehr.report.loggers.progress import short_number
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Add the run, and which episodes to evaluate."""
     add_run(parser)
-    parser.add_argument(
-        "--episodes", type=int, default=100, metavar="INTEGER", help="number of episodes (default: 100)"
-    )
-    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="INTEGER", help="random seed of the episodes (default: 0)"
-    )
+    add_episodes(parser, default=100)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print statistics of the episodes' returns and lengths."""
-    if arguments.episodes < 1:
-        raise InputError(f"--episodes is {arguments.episodes}; it must be 1 or more.")
+    check_episodes(arguments)
     result = load_run(arguments)
     found = lehr.evaluate(
         result.policy, result.env, arguments.episodes, seed=arguments.seed, greedy=not arguments.sampled

@@ -4,6 +4,7 @@ import argparse
 
 import lehr
 from lehr.cli import add_trust, find_own_code
+from lehr.errors import InputError
 from lehr.training.api import Result
 
 
@@ -19,3 +20,20 @@ def load_run(arguments: argparse.Namespace) -> Result:
     if arguments.trust or arguments.env:
         find_own_code()
     return lehr.load(arguments.run_name, arguments.env, trust=arguments.trust)
+
+
+def add_episodes(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add how many episodes, with which actions and which seed."""
+    parser.add_argument(
+        "--episodes", type=int, default=default, metavar="INTEGER", help=f"number of episodes (default: {default})"
+    )
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking the most likely ones")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="INTEGER", help="random seed of the episodes (default: 0)"
+    )
+
+
+def check_episodes(arguments: argparse.Namespace) -> None:
+    """Refuse less than one episode."""
+    if arguments.episodes < 1:
+        raise InputError(f"--episodes is {arguments.episodes}; it must be 1 or more.")
