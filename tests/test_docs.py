@@ -49,7 +49,13 @@ def test_python_of_the_pages(page):
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "README.md", *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES_OF_ALGORITHMS.values())],
+    [
+        ROOT / "README.md",
+        *(
+            pytest.param(page, marks=pytest.mark.long if has_ratio(name) else pytest.mark.slow)
+            for name, page in PAGES_OF_ALGORITHMS.items()
+        ),
+    ],
     ids=lambda page: page.name,
 )
 @pytest.mark.usefixtures("compiled_quickly")
