@@ -387,9 +387,13 @@ CONTENTS: dict[str, Callable[[bytes], bytes]] = {
 
 def damages(run: Path, file: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """Name and function of each damage to one file of a run."""
+
+    def rewrite(change: Callable[[bytes], bytes]) -> None:
+        file.write_bytes(change(file.read_bytes()))
+
     for name, change in CONTENTS.items():
         if not name.startswith("with ") or file.suffix in (".json", ".jsonl") or "byte" in name:
-            yield name, lambda change=change: file.write_bytes(change(file.read_bytes())) and None  # type: ignore[misc]
+            yield name, partial(rewrite, change)
 
     def replace(make: Callable[[], object]) -> None:
         file.unlink()

@@ -15,11 +15,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from imitation import ShuffledGAIL, random_return, train
+from imitation import ShuffledGAIL, policy_of, random_return, train
 from references import TRPO_PENDULUM
 
 from lehr.acting.evaluation import evaluate
-from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
+from lehr.acting.policy import Policy
 from lehr.acting.recording import record
 from lehr.envs import make
 from lehr.training.plan import use_compilation_cache
@@ -100,9 +100,7 @@ def hesitant() -> Policy:
     def act(params: Any, carry: Any, obs: Any, *others: Any) -> Any:
         return carry, jnp.where(obs[:, 1] >= 0, 2, jnp.where(obs[:, 0] < -0.5, 0, 1)), {}
 
-    agent = type("Hesitant", (), {"initial_carry": staticmethod(lambda shape: ()), "act": staticmethod(act)})
-    runner = PolicyProgram(agent, env.observation_space, env.action_space)  # type: ignore[arg-type]
-    return Policy(runner, PolicyParameters((), ()))
+    return policy_of(env, act)
 
 
 def expert(task: str, folder: Path) -> tuple[Path, float]:

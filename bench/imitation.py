@@ -82,9 +82,25 @@ def train(
 
 def random_return(env: AnyEnvironment) -> float:
     """Mean return of 100 episodes with actions drawn from the space."""
-    agent = type("Random", (), {"initial_carry": lambda shape: (), "act": partial(_drawn, env.action_space)})
-    runner = PolicyProgram(agent, env.observation_space, env.action_space)  # type: ignore[arg-type]
-    return float(make_evaluator(env, runner, 100)(PolicyParameters((), ()), jax.random.key(2), False).returns.mean())
+    policy = policy_of(env, partial(_drawn, env.action_space))
+    return float(make_evaluator(env, policy.program, 100)(policy.learned, jax.random.key(2), False).returns.mean())
+
+
+@dataclass(frozen=True)
+class ByFunction:
+    """An agent without parameters or memory that acts by a function, with the arguments of `Algorithm.act`."""
+
+    act: Any
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> tuple[()]:
+        """Return nothing to remember."""
+        return ()
+
+
+def policy_of(env: AnyEnvironment, act: Any) -> Policy:
+    """Return the policy of a function."""
+    agent: Any = ByFunction(act)  # no learner asks for values
+    return Policy(PolicyProgram(agent, env.observation_space, env.action_space), PolicyParameters((), ()))
 
 
 def _drawn(space: Any, params: Any, carry: Any, obs: Any, reset: Any, key: Any, greedy: Any) -> Any:

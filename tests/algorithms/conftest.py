@@ -15,6 +15,7 @@ from lehr.algorithms import ppo
 from lehr.config import build, describe
 from lehr.envs import Environment
 from lehr.spaces import Box, Discrete, MultiDiscrete
+from lehr.testing import SMALL
 from lehr.training.program import Program, assemble
 from lehr.training.runners.device import chunk, metric_names
 from lehr.types import Timestep, TrainState
@@ -22,21 +23,6 @@ from tests.small import trial
 
 MOST = 400
 """The longest run in one call, in updates."""
-
-SETTINGS: dict[str, Any] = {
-    "num_envs": 8,
-    "horizon": 8,
-    "hidden_sizes": (16,),
-    "recurrent_size": 8,
-    "batch_size": 8,
-    "batch_length": 8,
-    "train_ratio": 1.0,
-    "replay_size": 1024,
-    "prefill": 64,
-    "epochs": 2,
-    "minibatches": 2,
-}
-"""Small, for all algorithms that have such settings; what an algorithm needs besides is below, under its name."""
 
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     # At the probes' high rate, and without an entropy bonus, the policy would be sure of itself before the model is.
@@ -94,7 +80,7 @@ _names: dict[Any, tuple[str, ...]] = {}
 def small(algorithm: str) -> dict[str, Any]:
     """The settings of a small run of an algorithm, as far as it has them."""
     known = _known(algorithm)
-    return {name: value for name, value in SETTINGS.items() if name in known} | MORE_SETTINGS.get(algorithm, {})
+    return {name: value for name, value in SMALL.items() if name in known} | MORE_SETTINGS.get(algorithm, {})
 
 
 def _known(algorithm: str) -> set[str]:

@@ -7,12 +7,13 @@ import lehr
 from lehr import algorithms
 from lehr.algorithms.vocabulary import resolve_entropy_coefficient
 from lehr.cli import main
-from tests.algorithms.conftest import SETTINGS, small
+from lehr.testing import SMALL
+from tests.algorithms.conftest import small
 from tests.small import trial
 
 ENV = "CartPole-v1"
 UPDATES = 8
-STEPS = SETTINGS["num_envs"] * SETTINGS["horizon"]
+STEPS = SMALL["num_envs"] * SMALL["horizon"]
 TOTAL = UPDATES * STEPS
 QUIET = ["--no-tensorboard", "--no-progress", "--evaluate-episodes=0"]
 

@@ -223,7 +223,7 @@ def test_the_policy_learns_one_of_several_discrete_choices(algorithm, match, beg
 NOT_RECALLED = {
     "dreamer": (
         pytest.mark.xfail(
-            run=False,
+            strict=True,
             reason="the reward is an exclusive or of the sign and an action two steps later, which the model has not "
             "learned within 1,600 gradient steps",
         ),

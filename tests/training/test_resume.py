@@ -664,6 +664,12 @@ def test_metadata_that_no_run_writes_is_refused_in_one_sentence(half, tmp_path, 
         lehr.load(run)
 
 
+def test_metadata_without_data_is_resumed(half, tmp_path):
+    run = shutil.copytree(half, tmp_path / "run")
+    checkpoint.amend(run / "checkpoints", lambda meta: meta | {"data": None})
+    assert lehr.resume(run).state.updates > 25
+
+
 @pytest.mark.parametrize("marks", [None, 5, {}, {"marks": "ab"}, {"marks": [[25, 25, -5, 0]]}, {"marks": [[2], [1]]}])
 def test_a_ledger_that_no_run_writes_counts_as_none(marks):
     assert ledger.Ledger.from_json(marks) is None

@@ -409,14 +409,8 @@ class DreamerNetwork:
     def random_action(self, key: Key, batch_shape: tuple[int, ...]) -> jax.Array:
         """Return uniform actions, as the policy would give them."""
         space = self.action_space
-        shape = (
-            ()
-            if isinstance(space, Discrete)
-            else (len(space.nvec),)
-            if isinstance(space, MultiDiscrete)
-            else space.shape
-        )
-        uniform = jax.random.uniform(key, (*batch_shape, *shape))
+        one = jax.eval_shape(space.sample, key)
+        uniform = jax.random.uniform(key, (*batch_shape, *one.shape))
         if isinstance(space, Box):
             return 2 * uniform - 1
         count = jnp.broadcast_to(jnp.float32(space.n if isinstance(space, Discrete) else space.nvec), uniform.shape)

@@ -226,11 +226,11 @@ class Discriminator(RewardModel):
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """Make a few gradient steps, each on a batch of the expert's steps and one of the policy's."""
-        steps = self.steps_of(rollout)
+        steps, data = self.steps_of(rollout), learner.data
 
         def gradient_step(learner: Learner, key: Key) -> tuple[Learner, MetricRow]:
             batch_key, loss_key = jax.random.split(key)
-            expert, policy = self.batches(learner, steps, batch_key)
+            expert, policy = self.batches(learner._replace(data=data), steps, batch_key)
             loss = partial(self.loss, vectors=learner.auxiliary, expert=expert, policy=policy, coef=coef, key=loss_key)
             gradients, metrics = jax.grad(loss, has_aux=True)(learner.params)
             rate = coef["discriminator_learning_rate"]
@@ -240,8 +240,9 @@ class Discriminator(RewardModel):
                 _, vectors = spectrally_normalised(step.params, vectors)
             return learner._replace(params=step.params, optimiser=step.state, auxiliary=vectors), MetricRow.of(metrics)
 
-        learner, rows = jax.lax.scan(gradient_step, learner, jax.random.split(key, self.config.discriminator_updates))
-        return learner, rows.mean()
+        keys = jax.random.split(key, self.config.discriminator_updates)
+        learner, rows = jax.lax.scan(gradient_step, learner._replace(data=()), keys)
+        return learner._replace(data=data), rows.mean()
 
     def loss(
         self, params: PyTree, vectors: PyTree, expert: Rows, policy: Rows, coef: Metrics, key: Key

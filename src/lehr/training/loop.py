@@ -119,7 +119,7 @@ class Loop:
                     f"total_steps is {plan.run.total_steps}, but '{directory.path}' has already made "
                     f"{meta['env_steps']} env steps; give at least as many."
                 )
-            self._report_changed(dict(meta.get("data", {})))
+            self._report_changed(meta.get("data") or {})
             self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
             if meta.get("without_memory"):
                 self.warn(
