@@ -449,7 +449,7 @@ def test_an_evaluation_that_is_not_a_number_is_not_the_best(train, monkeypatch):
 
 def test_an_error_in_the_progress_function_is_raised_after_everything_is_saved(train, tmp_path, monkeypatch):
     whole = train(name="whole")
-    monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
+    monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 1)
 
     def fails(step, metrics):
         return 1 / 0 if step > STEPS * 9 else None

@@ -171,7 +171,7 @@ def half(tmp_path_factory):
     path = tmp_path_factory.mktemp("half")
     stop = {"progress_fn": lambda step, metrics: step >= 32 * 25}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lehr.training.loop._next_count", lambda count, pace: 5)
+        patch.setattr("lehr.training.loop._next_count", lambda *_: 5)
         lehr.train(run_dir=path, **COMMON | VARIANTS["feed-forward"] | stop)
     assert checkpoint.steps(path / "checkpoints")[-1] == 25
     return path
@@ -260,7 +260,7 @@ def test_a_run_killed_while_it_begins_is_no_dead_end(tmp_path, monkeypatch):
             patch.setattr(shutil, "rmtree", lambda *_, **options: None)  # nobody tidies up after a kill
             try:
                 with RunDirectory.create(path) as directory:
-                    api._begin(plan, directory, None).loggers.close()
+                    api._begin(plan, directory, None).record.close()
             except Killed:
                 killed = True
         directory_module._locked.clear()  # as at the end of a process
@@ -366,7 +366,7 @@ def test_the_best_of_before_stays_the_best(stopped):
 
 
 def test_chunks_of_other_lengths_give_the_same_run(stopped, whole, monkeypatch):
-    monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
+    monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 1)
     assert_same_run(stopped(60), whole)
 
 
@@ -513,7 +513,7 @@ def ppg(tmp_path, monkeypatch):
     monkeypatch.setattr("lehr.training.chunks.LEAST", 0)
 
     def train(name, until=12, **settings):
-        monkeypatch.setattr("lehr.training.loop._next_count", lambda count, pace: 1)
+        monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 1)
         stop = {"progress_fn": lambda step, metrics: step >= 32 * until, "run_dir": tmp_path / name}
         return lehr.train("ppg", **PPG | settings | stop)
 
@@ -744,7 +744,7 @@ def test_damage_is_reported_once_even_if_the_run_is_killed_right_away(half, tmp_
         directory = RunDirectory(run)
         with directory:
             algorithm, saved = api._settings(directory, None, trust=False)
-            Loop(make_plan(algorithm, saved), directory, None, resumes=True).loggers.close()
+            Loop(make_plan(algorithm, saved), directory, resumes=True).record.close()
     assert len(caplog.messages) == 1
     shutil.rmtree(newest_of(run))  # the checkpoint before knows it too
     lehr.resume(run)

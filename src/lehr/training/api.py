@@ -268,7 +268,7 @@ def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | 
     """Create the loop of a run and write everything that a resume needs to its directory."""
     with _writable(directory.path), contextlib.ExitStack() as undo:
         loop = Loop(plan, directory, progress_fn, resumes)
-        undo.callback(loop.loggers.close)
+        undo.callback(loop.record.close)
         loop.save()
         settings_file.write(directory, plan.mapping)  # written last: if it exists, so do the other files
         undo.pop_all()

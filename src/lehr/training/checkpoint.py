@@ -45,7 +45,7 @@ _RENAMED = (
 _ADDED = (".actor.resets",)
 """Begins of the paths of leaves that older checkpoints do not have; a state loaded from one keeps the template's."""
 
-_MEMORY = re.compile(r"\.(learner|reward_model)\.memory\b")
+_MEMORY = re.compile(r"(\.members)?\.(learner|reward_model)\.memory\b")
 """Paths of data, which may be gigabytes, as opposed to learned state."""
 
 _PYTHON_NUMBERS = (bool, int, float, complex)

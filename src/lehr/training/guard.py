@@ -6,14 +6,17 @@ import jax.numpy as jnp
 from lehr.types import PyTree, TrainState
 
 
-def guarded(before: TrainState, after: TrainState, loss: jax.Array) -> TrainState:
+def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejected: int | None = None) -> TrainState:
     """Return the state after an update; if the loss or anything learned is not finite, undo the learning.
 
     The rollout was collected either way, so the actor and the clock advance. `memory` may be large and is not checked;
-    `data` never changes.
+    `data` never changes. After more than `most_rejected` such updates, a run learns nothing any more: that is how a
+    population goes on without a member that diverged, where a run of its own would stop.
     """
     sound = is_finite((after.learner.params, after.learner.optimiser, after.learner.auxiliary))
     sound &= is_finite(after.reward_model._replace(memory=(), data=())) & jnp.isfinite(loss)
+    if most_rejected is not None:
+        sound &= before.rejected <= most_rejected
 
     def kept(new: PyTree, old: PyTree) -> PyTree:
         return jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)

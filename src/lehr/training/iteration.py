@@ -77,6 +77,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
             pending=(),
         ),
         metrics["loss/total"],
+        program.most_rejected,
     )
     metrics["update/rejected"] = after.rejected.astype(jnp.float32)
     if program.lag:

@@ -1,41 +1,29 @@
 """The host loop of a run: while the device computes the next chunk of updates, log the metrics of the last one."""
 
-import collections
 import contextlib
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lehr.acting.evaluation import make_evaluator
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.files import refuse_link
-from lehr.report.loggers import JsonLines, Loggers, Progress, TensorBoard, WeightsAndBiases, make_logger
-from lehr.report.loggers import ledger as ledgers
-from lehr.report.loggers.jsonl import truncate_after
-from lehr.report.loggers.ledger import Ledger, Mark
-from lehr.report.loggers.thinning import Thinning
-from lehr.training import checkpoint, settings_file, signals
+from lehr.report.loggers import Progress
+from lehr.training import checkpoint, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
+from lehr.training.record import Chunk, Pace, Record, RunFailed, RunRecord, Verdict
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
-from lehr.types import TrainState, derive
+from lehr.types import TrainState
 
 CHUNK_SECONDS = 0.5
 """Target duration of a chunk: how often progress is shown, and how fast the run reacts to a signal."""
 
-PACE_SECONDS = 2.0
-"""The speed is averaged over at least this many seconds."""
-
 ProgressFunction = Callable[[int, dict[str, float]], Any]
-
-
-class RunFailed(RuntimeError):
-    """The run could not continue; its last good state is saved."""
 
 
 def _is_number(value: Any) -> bool:
@@ -89,85 +77,69 @@ def restore(
     return saved.completed(plan.state), meta
 
 
+class Kind(NamedTuple):
+    """The parts of a loop that differ between a single run and a population."""
+
+    make_runner: Callable[..., Any] = make_runner
+    make_record: Callable[..., Record] = RunRecord
+    make_progress: Callable[..., Any] = Progress
+    restore: Callable[..., tuple[Any, dict[str, Any]]] = restore
+    save_seconds: float | None = None
+    """If the run sets no interval: seconds between checkpoints, or `None` for ten per run."""
+
+
 class Loop:
-    """The host loop around the compiled chunks of one run."""
+    """The host loop around the compiled chunks of one run.
+
+    Args:
+        plan: the run.
+        directory: its directory.
+        progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
+        resumes: whether to go on from the latest checkpoint.
+        kind: a single run, or a population.
+    """
 
     def __init__(
-        self, plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False
+        self,
+        plan: Plan,
+        directory: RunDirectory,
+        progress_fn: ProgressFunction | None = None,
+        resumes: bool = False,
+        kind: Kind = Kind(),  # noqa: B008  immutable
     ) -> None:
-        for path in (directory.metrics, directory.checkpoints, directory.tensorboard, directory.path / "wandb"):
-            refuse_link(path)
-        self.plan, self.directory, self.progress_fn = plan, directory, progress_fn
-        self.progress = Progress(plan.run.total_steps, enabled=plan.run.progress)
-        self.runner = make_runner(plan, self.warn)
-        self.names = self.runner.names
+        refuse_link(directory.checkpoints)
+        self.plan, self.directory, self.progress_fn, self.kind = plan, directory, progress_fn, kind
+        self.progress = kind.make_progress(plan.run.total_steps, enabled=plan.run.progress)
+        self.runner = kind.make_runner(plan, self.warn)
         self.state, self.elapsed = plan.state, 0.0
-        self.best: float | None = None
-        self.best_update: int | None = None
-        every = None if plan.run.log_every is None else plan.every(plan.run.log_every)
-        self.thinning = Thinning(every)
+        self.verdict = Verdict()
         self.saved: int | None = None
         """The update of the latest checkpoint."""
-        self.ledger = Ledger((Mark(int(self.state.updates)),))
-        """The rows of `metrics.jsonl` at the latest checkpoint."""
+        meta: dict[str, Any] | None = None
         if resumes:
-            self.state, meta = restore(directory, plan, report=self.warn)
-            self.saved = int(self.state.updates)
-            plan.check_clock(self.saved, meta["env_steps"])
-            if self.saved > plan.updates:
-                raise InputError(
-                    f"total_steps is {plan.run.total_steps}, but '{directory.path}' has already made "
-                    f"{meta['env_steps']} env steps; give at least as many."
-                )
-            self._report_changed(meta.get("data") or {})
-            self.best, self.best_update, self.elapsed = meta["best"], meta["best_update"], meta["elapsed"]
-            if meta.get("without_memory"):
-                self.warn(
-                    f"The checkpoint of update {self.saved} has no replay or stored rollouts: the run goes on with "
-                    "empty ones, so it will differ from one that was not stopped."
-                )
-            self.ledger = self._check_metrics(meta)
-            self.thinning = Thinning(every, meta.get("waiting"))
+            self.state, meta = kind.restore(directory, plan, report=self.warn)
+            self.saved, self.elapsed = int(self.state.updates), meta["elapsed"]
+            self._check_resumed(self.saved, meta)
         self.done = int(self.state.updates)
-        self.rejected = int(self.state.rejected)
-        self.last: dict[str, float] = {}
-        """The latest value of each logged metric."""
-        self.pace = float("inf")
-        """Seconds per update, averaged over the last seconds of training."""
-        self.marks = collections.deque([(0.0, self.done)])
-        """Seconds of training, excluding events, and the updates made by then."""
-        self.stop_reason: str | None = None
-        self.failure: Exception | None = None
-        """The error that stops the run; raised once everything is written."""
+        self.pace = Pace(self.done)
         self.begin = time.perf_counter() - self.elapsed
-        policy = plan.policy(self.state).program
-        self.evaluator = make_evaluator(plan.env, policy, plan.run.evaluate_episodes)
-        # Loggers that may fail to start come first, before any file is open.
-        online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
-        online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]
-        self.history = JsonLines(directory.metrics, self.ledger.now)
-        backends: list[Any] = [self.history]
-        if plan.run.tensorboard:
-            after = self.done * plan.program.steps_per_update if resumes else None
-            backends.append(TensorBoard(directory.tensorboard, after=after))
-        self.loggers = Loggers(*backends, *online)
+        self.saved_at = time.perf_counter()
+        self.record = kind.make_record(plan, directory, self.runner.names, self.state, meta, self.verdict, self.warn)
 
-    def _check_metrics(self, meta: dict[str, Any]) -> Ledger:
-        """Cut `metrics.jsonl` after the rows of the checkpoint, and report rows that are missing or damaged."""
-        path, update = self.directory.metrics, int(self.state.updates)
-        known = Ledger.from_json(meta.get("metrics"))
-        if known is None:  # the checkpoint of an older version
-            truncate_after(path, update)
-            return Ledger.read(path, update)
-        found = ledgers.restore(path, known, self.warn)
-        if found is not known:  # the checkpoints learn what is left, so that the damage is reported once
-
-            def change(meta: dict[str, Any]) -> dict[str, Any]:
-                left = found.until(meta["step"])
-                return meta if left is None else meta | {"metrics": left.to_json()}
-
-            checkpoint.amend(self.directory.checkpoints, change)
-        return found
+    def _check_resumed(self, update: int, meta: dict[str, Any]) -> None:
+        """Refuse a checkpoint that does not fit the plan, and report what changed since."""
+        self.plan.check_clock(update, meta["env_steps"])
+        if update > self.plan.updates:
+            raise InputError(
+                f"total_steps is {self.plan.run.total_steps}, but '{self.directory.path}' has already made "
+                f"{meta['env_steps']} env steps; give at least as many."
+            )
+        self._report_changed(meta.get("data") or {})
+        if meta.get("without_memory"):
+            self.warn(
+                f"The checkpoint of update {update} has no replay or stored rollouts: the run goes on with "
+                "empty ones, so it will differ from one that was not stopped."
+            )
 
     def say(self, text: str) -> None:
         """Print a message above the progress bar."""
@@ -191,21 +163,21 @@ class Loop:
                     "goes on with what it finds now, so it is not the run that it would have been."
                 )
 
-    def run(self) -> TrainState:
+    def run(self) -> Any:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
             stopping = signals.handled(self._stop)
-            closing = self._closed("The environments", self.runner), self._closed("A logger", self.loggers)
+            closing = self._closed("The environments", self.runner), self._closed("A logger", self.record)
             with self._files(), stopping, closing[0], self.progress, closing[1]:
                 self.directory.write_status("running")
                 if self.done < self.plan.updates:
                     self._run_chunks()
                     self.save()
-            if self.failure is not None:
-                raise self.failure
+            if self.verdict.failure is not None:
+                raise self.verdict.failure
             with self._files():
                 if self.done < self.plan.updates:
-                    self.directory.write_status("stopped", self.stop_reason or "")
+                    self.directory.write_status("stopped", self.verdict.stop_reason or "")
                 else:
                     self.directory.write_status("finished")
         except BaseException as error:
@@ -219,37 +191,37 @@ class Loop:
         plan = self.plan
         self._compile()
         pending: tuple[int, int, Any] | None = None
-        count = 1
-        while self.done < plan.updates and self.stop_reason is None:
+        count = self.record.unit
+        while self.done < plan.updates and self.verdict.stop_reason is None:
             count = min(count, self._next_event() - self.done)
-            rows = self._advance(count)
-            count = min(count, len(rows))  # fewer if an environment failed
+            rows, count = self._advance(count)
             if pending is not None:
-                self._log(self._rows(*pending))
+                self._log(self._chunk(*pending))
                 pending = None
             if count:
                 pending = self.done, count, rows
                 self.done += count
-            if pending is not None and self.done == self._next_event(self.done - 1):
-                self._event(self._rows(*pending))
+            if pending is not None and self._is_event():
+                self._event(self._chunk(*pending))
                 pending = None
             elif pending is not None and isinstance(rows, np.ndarray):  # a host runner has finished already
-                self._log(self._rows(*pending))
+                self._log(self._chunk(*pending))
                 pending = None
             self._report()
-            count = _next_count(max(count, 1), self.pace)
+            count = _next_count(max(count, 1), self.pace.seconds, self.record.unit, self.runner.most)
         if pending is not None:
-            self._log(self._rows(*pending))
+            self._log(self._chunk(*pending))
             self._report()
 
-    def _advance(self, count: int) -> Any:
-        """Dispatch `count` updates and return their metrics, one row each. If an environment fails, the run stops."""
+    def _advance(self, count: int) -> tuple[Any, int]:
+        """Dispatch `count` updates; return their metrics and how many there are: fewer if an environment failed."""
         try:
             self.state, rows = self.runner.advance(self.state, count)
         except Interrupted as interrupted:
             self.state, rows = interrupted.state, interrupted.rows
-            self._fail(RunFailed(f"{interrupted} The last good state is saved in '{self.directory.path}'."))
-        return rows
+            self.verdict.fail(RunFailed(f"{interrupted} The last good state is saved in '{self.directory.path}'."))
+            count = min(count, len(rows))
+        return rows, count
 
     def _compile(self) -> None:
         begin = time.perf_counter()
@@ -262,175 +234,110 @@ class Loop:
     # Events: checkpoints and evaluations, at fixed updates, so that a resumed run has the same ones ------------------
 
     @property
-    def _checkpoint_interval(self) -> int:
+    def _checkpoint_interval(self) -> int | None:
+        """Updates between checkpoints; `None` if they are made by time."""
         every = self.plan.run.checkpoint_every
-        return self.plan.every(every) if every else max(1, -(-self.plan.updates // 10))
+        if every:
+            return self._in_units(self.plan.every(every))
+        return None if self.kind.save_seconds else max(1, -(-self.plan.updates // 10))
 
     @property
     def _evaluate_interval(self) -> int | None:
         run = self.plan.run
         if run.evaluate_every:
-            return self.plan.every(run.evaluate_every)
+            return self._in_units(self.plan.every(run.evaluate_every))
         return self._checkpoint_interval if run.target_return is not None else None
+
+    def _in_units(self, updates: int) -> int:
+        return -(-updates // self.record.unit) * self.record.unit
 
     def _next_event(self, update: int | None = None) -> int:
         """Return the next update with an event after `update`, which defaults to the latest update."""
         done = self.done if update is None else update
-        intervals = [self._checkpoint_interval, self._evaluate_interval or self.plan.updates]
-        return min([self.plan.updates, *((done // interval + 1) * interval for interval in intervals)])
+        intervals = [self._checkpoint_interval, self._evaluate_interval]
+        return min([self.plan.updates, *((done // interval + 1) * interval for interval in intervals if interval)])
 
-    def _event(self, rows: list[dict[str, Any]]) -> None:
-        """Evaluate if due, log the chunk's rows, and save if due."""
+    def _is_event(self) -> bool:
+        """Whether there is something to do after the latest update besides logging it."""
+        return self.done == self._next_event(self.done - 1) or self._is_due(None)
+
+    def _is_due(self, interval: int | None) -> bool:
+        """Whether a checkpoint is due: by its interval, or by time."""
+        if interval is not None:
+            return self.done % interval == 0
+        seconds = self.kind.save_seconds if self._checkpoint_interval is None else None
+        return seconds is not None and time.perf_counter() - self.saved_at > seconds
+
+    def _event(self, chunk: Chunk) -> None:
+        """Evaluate if due, log the chunk, and save if due."""
         is_last = self.done >= self.plan.updates
         is_best = False
+        found: dict[str, Any] = {}
         if is_last or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
             try:
                 found = self._evaluate()
             except EnvironmentFailed as error:
-                found = {}
                 where = f"The last good state is saved in '{self.directory.path}'."
-                self._fail(RunFailed(f"The evaluation failed: {error} {where}"))
-            rows[-1] |= found
-            is_best = self._is_best(found)
-        self._log(rows, whole=is_last or "evaluate/return" in rows[-1])
-        if is_last or is_best or self.done % self._checkpoint_interval == 0:
+                self.verdict.fail(RunFailed(f"The evaluation failed: {error} {where}"))
+            is_best = self.record.is_best(found, self.done)
+        self.record.log(chunk, found, is_last)
+        if is_last or is_best or self._is_due(self._checkpoint_interval):
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
 
-    def _evaluate(self) -> dict[str, float]:
-        """Evaluate the current policy and return the metrics, which are logged with the last update's."""
-        if self.plan.run.evaluate_episodes == 0:
-            return {}
-        learned = self.plan.policy(self.state).learned
-        key = derive(self.state.key, "evaluate", self.done)
-        greedy, sampled = (self.evaluator(learned, key, greedy) for greedy in (True, False))
-        return {
-            "evaluate/return": float(greedy.returns.mean()),
-            "evaluate/return_std": float(greedy.returns.std()),
-            "evaluate/length": float(greedy.lengths.mean()),
-            "evaluate/return_sampled": float(sampled.returns.mean()),
-        }
-
-    def _is_best(self, evaluation: dict[str, float]) -> bool:
-        """Whether this is the best evaluation so far; also stop the run if it reaches the target return."""
-        found, target = evaluation.get("evaluate/return", float("nan")), self.plan.run.target_return
-        if target is not None and found >= target:
-            self.stop_reason = f"reached the target return {target:g}"
-        if not np.isfinite(found) or (self.best is not None and found <= self.best):
-            return False
-        self.best, self.best_update = found, self.done
-        return True
+    def _evaluate(self) -> dict[str, Any]:
+        return self.record.evaluate(self.state, self.done)
 
     def save(self) -> None:
-        """Flush the metrics and save a checkpoint of the current state, unless it is saved already."""
+        """Sync the metrics and save a checkpoint of the current state, unless it is saved already."""
         if self.saved == self.done:
             return
-        self.loggers.flush()
-        self.history.sync()
-        self.ledger = self.ledger.add(self.history.mark._replace(update=self.done))
         meta: dict[str, Any] = {
-            "best": self.best,
-            "best_update": self.best_update,
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
-            "metrics": self.ledger.to_json(),
-            "settings": settings_file.to_json(self.plan.mapping),
+            **self.record.save(self.done),
         }
-        if self.thinning.waiting:
-            meta["waiting"] = self.thinning.waiting
         if self.plan.loaded.sources:
             meta["data"] = dict(self.plan.loaded.sources)
-        protect = () if self.best_update is None else (self.best_update,)
         checkpoint.save(
             self.directory.checkpoints,
             self.state.saved,
             self.done,
             meta,
             self.plan.run.keep_checkpoints,
-            protect,
+            self.record.protected(),
             memory=self.plan.run.checkpoint_replay == "on",
         )
-        self.saved = self.done
+        self.saved, self.saved_at = self.done, time.perf_counter()
 
     # Metrics ------------------------------------------------------------------------------------------------------
 
-    def _rows(self, begin: int, count: int, rows: Any) -> list[dict[str, Any]]:
-        """Return the metrics of a chunk, one row per update. Blocks until the device has finished the chunk."""
-        table = np.asarray(rows)[:count]
-        now = time.perf_counter() - self.begin
-        steps = self.plan.program.steps_per_update
-        before, self.elapsed = self.elapsed, now
-        # The host may notice late that a chunk has finished; averaging over a few chunks evens that out.
-        self.marks.append((self.marks[-1][0] + now - before, begin + count))
-        while len(self.marks) > 2 and self.marks[-1][0] - self.marks[1][0] > PACE_SECONDS:
-            self.marks.popleft()
-        (first, updates), (last, _) = self.marks[0], self.marks[-1]
-        self.pace = (last - first) / (begin + count - updates)
-        found = []
-        for number, values in enumerate(table, start=1):
-            row: dict[str, Any] = {"update": begin + number, "env_steps": (begin + number) * steps}
-            row |= {name: value.item() for name, value in zip(self.names, values, strict=True)}
-            row["time/elapsed"] = before + (now - before) / count * number
-            row["time/steps_per_second"] = steps / max(self.pace, 1e-9)
-            found.append(row)
-        return found
+    def _chunk(self, begin: int, count: int, rows: Any) -> Chunk:
+        """Return the metrics of a chunk with its times. Blocks until the device has finished it."""
+        table = np.asarray(rows)[: -(-count // self.record.unit)]
+        start, self.elapsed = self.elapsed, time.perf_counter() - self.begin
+        pace = self.pace.add(self.elapsed - start, begin + count)
+        return Chunk(begin, count, table, start, self.elapsed, pace)
 
-    def _log(self, rows: list[dict[str, Any]], whole: bool = False) -> None:
-        """Log the updates of a chunk that have a row, the last one in any case if it is `whole`."""
-        for number, row in enumerate(rows, 1):
-            logged = self.thinning.add(row, always=whole and number == len(rows))
-            if logged is not None:
-                self.loggers.log(logged)
-            if row["update/rejected"] > self.rejected:
-                self._reject(row)
-            if row.get("environment/broken_masks") and not self.last.get("environment/broken_masks"):
-                self.warn(
-                    f"The environment {self.plan.run.env} returned {row['environment/broken_masks']:g} observations "
-                    f"whose action_mask allows no action, in update {row['update']}; there, any action may be taken."
-                )
-            self.last |= {name: value for name, value in row.items() if not np.isnan(value)}
-        self.loggers.flush()
+    def _log(self, chunk: Chunk) -> None:
+        self.record.log(chunk, {}, False)
 
     def _report(self) -> None:
         """Show the latest logged metrics (perhaps of the previous chunk), and pass them to `progress_fn`."""
-        if not self.last:
+        latest = self.record.latest
+        if not latest:
             return
-        steps = int(self.last["env_steps"])
-        self.progress.update(steps, self.last, self.last["time/steps_per_second"])
+        steps = int(latest["env_steps"])
+        self.progress.update(steps, latest, latest["time/steps_per_second"])
         if self.progress_fn is None:
             return
         try:
-            answer = self.progress_fn(steps, dict(self.last))
+            answer = self.progress_fn(steps, dict(latest))
         except Exception as error:
-            self._fail(error)
+            self.verdict.fail(error)
             return
         if isinstance(answer, bool | np.bool_) and answer:
-            self.stop_reason = "progress_fn returned True"
-
-    def _reject(self, row: dict[str, Any]) -> None:
-        """Report why an update was not applied, and stop the run if there were too many."""
-        self.rejected = int(row["update/rejected"])
-        if self.failure is not None:
-            return
-        causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
-        applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
-        what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
-        for field, kind in (("rewards", "non-finite rewards"), ("obs", "non-finite obs"), ("masks", "empty masks")):
-            if broken := row.get(f"environment/broken_{field}"):
-                what = f"the environment {self.plan.run.env} returned {broken:g} {kind}, so {what}"
-        self.warn(f"Update {row['update']} was not applied: {what}; the coefficients were {applied}.")
-        if self.rejected > self.plan.run.max_rejected:
-            self._fail(
-                RunFailed(
-                    f"{self.rejected} updates were non-finite, more than max_rejected={self.plan.run.max_rejected}; "
-                    f"the last good state is saved in '{self.directory.path}'."
-                )
-            )
-
-    def _fail(self, error: Exception) -> None:
-        """Stop like a run stopped by the user, so that nothing is lost, and raise the error afterwards."""
-        self.failure = self.failure or error
-        self.stop_reason = "failed"
+            self.verdict.stop_reason = "progress_fn returned True"
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[None]:
@@ -456,10 +363,17 @@ class Loop:
 
     def _stop(self, reason: str) -> None:
         """Stop the run after the current chunk."""
-        self.stop_reason = reason
+        self.verdict.stop_reason = reason
 
 
-def _next_count(count: int, pace: float) -> int:
-    """Return the number of updates in the next chunk, so that it takes about `CHUNK_SECONDS` at `pace` s per update."""
+def _next_count(count: int, pace: float, unit: int = 1, most: int = MOST_UPDATES) -> int:
+    """Return the number of updates in the next chunk, so that it takes about `CHUNK_SECONDS`.
+
+    Args:
+        count: that of the last chunk.
+        pace: seconds per update.
+        unit: it is a multiple of this.
+        most: at most so many.
+    """
     wanted = CHUNK_SECONDS / max(pace, 1e-6)
-    return int(min(max(wanted, 1), 4 * count, MOST_UPDATES))
+    return int(min(max(wanted, 1), 4 * count, most)) // unit * unit or unit

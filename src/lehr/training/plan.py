@@ -123,7 +123,8 @@ class Plan:
     reward_settings: Any
     env: AnyEnvironment
     program: Program
-    state: TrainState
+    state: Any
+    """The initial state: a `TrainState`, or in a population that of all members."""
     loaded: Loaded
     """The data of the reward model."""
 

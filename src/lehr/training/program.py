@@ -33,6 +33,8 @@ class Program:
     """Environments on the device reset automatically."""
     algorithm: Algorithm
     reward_model: RewardModel
+    most_rejected: int | None = None
+    """Non-finite updates after which a member of a population is frozen; `None` for a run, which stops instead."""
 
     @property
     def steps_per_update(self) -> int:

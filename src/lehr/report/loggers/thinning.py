@@ -23,6 +23,21 @@ _PER_EPISODE = ("episode/return", "episode/length")
 _LATEST = ("update", "env_steps", "coef/", "time/", "evaluate/")
 
 
+def is_sum(name: str) -> bool:
+    """Whether a row has the sum of a metric over its updates."""
+    return name.startswith(_SUMS)
+
+
+def is_per_episode(name: str) -> bool:
+    """Whether a row has the mean of a metric over the episodes that ended in its updates."""
+    return name in _PER_EPISODE
+
+
+def is_latest(name: str) -> bool:
+    """Whether a row has the value of a metric at its own update, the last one."""
+    return name.startswith(_LATEST)
+
+
 def is_logged(update: int, every: int | None = None) -> bool:
     """Whether an update has a row.
 
@@ -56,9 +71,9 @@ class Thinning:
         if logs and not self.waiting:
             return dict(row)
         for name, value in row.items():
-            if isinstance(value, str) or name.startswith(_LATEST) or not math.isfinite(value):
+            if isinstance(value, str) or is_latest(name) or not math.isfinite(value):
                 continue
-            weight = row.get("episode/count", 1.0) if name in _PER_EPISODE else 1.0
+            weight = row.get("episode/count", 1.0) if is_per_episode(name) else 1.0
             total, weights = self.waiting.get(name, (0.0, 0.0))
             self.waiting[name] = (total + weight * value, weights + weight)
         if not logs:
@@ -68,9 +83,9 @@ class Thinning:
         return found
 
     def _combined(self, name: str, latest: Any) -> Any:
-        if isinstance(latest, str) or name.startswith(_LATEST):
+        if isinstance(latest, str) or is_latest(name):
             return latest
         total, weight = self.waiting.get(name, (0.0, 0.0))
-        if name.startswith(_SUMS):
+        if is_sum(name):
             return total
         return total / weight if weight else math.nan

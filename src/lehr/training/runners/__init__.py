@@ -12,8 +12,8 @@ from lehr.config import describe
 from lehr.envs import HostEnvironment
 from lehr.training.program import builder
 from lehr.training.runners.actors import ActorRunner
-from lehr.training.runners.base import Interrupted, Runner
-from lehr.training.runners.device import MOST_UPDATES, DeviceRunner
+from lehr.training.runners.base import MOST_UPDATES, Interrupted, Runner
+from lehr.training.runners.device import DeviceRunner
 from lehr.training.runners.host import HostRunner
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lehr.acting.collector import pack
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.maths.normalise import RewardScaling
 from lehr.training.program import Program
-from lehr.training.runners.base import Interrupted, is_unmeasured, measured
+from lehr.training.runners.base import MOST_UPDATES, Interrupted, is_unmeasured, measured
 from lehr.training.runners.update import Update, without_actor
 from lehr.types import TrainState
 
@@ -36,7 +36,7 @@ class ActorRunner:
     def __init__(self, program: Program, state: TrainState, pool: Pool, warn: Callable[[str], object]) -> None:
         self.program, self.pool, self.warn = program, pool, warn
         self.update = Update(program, state, WATCHED)
-        self.names = self.update.names
+        self.names, self.most = self.update.names, MOST_UPDATES
         self._returns: dict[tuple[int, int], jax.Array] = {}
         """By actor and life: the discounted returns of running episodes, which scale the rewards."""
         self._speeds: dict[int, float] = {}

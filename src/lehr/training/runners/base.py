@@ -10,12 +10,17 @@ from lehr.acting.rollout import Collected
 from lehr.maths.normalise import RunningStatistics, update_statistics
 from lehr.types import TrainState
 
+MOST_UPDATES = 1024
+"""Maximum number of updates in a chunk; their metrics stay on the device until it ends."""
+
 
 class Runner(Protocol):
     """Makes the updates of one run."""
 
     names: tuple[str, ...]
     """Names of an update's metrics, in column order."""
+    most: int
+    """Maximum number of updates of one call."""
 
     def compile(self, state: TrainState) -> None:
         """Compile everything, for states of the same shapes as this one."""
@@ -31,9 +36,9 @@ class Runner(Protocol):
 
 
 def is_unmeasured(state: TrainState) -> bool:
-    """Whether the run normalises observations but has seen none yet, so that they would pass as they are."""
+    """Whether a run, or a population, normalises observations but has seen none yet: they would pass as they are."""
     statistics = state.observation_statistics
-    if int(state.updates) > 0 or not isinstance(statistics, RunningStatistics) or float(statistics.samples) > 0:
+    if not isinstance(statistics, RunningStatistics) or int(state.updates.max()) or float(statistics.samples.max()):
         return False
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(state.actor.obs))
 

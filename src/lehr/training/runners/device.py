@@ -1,5 +1,6 @@
 """The runner for environments on the device: many updates in one compiled program."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -7,11 +8,8 @@ import jax.numpy as jnp
 
 from lehr.training.iteration import iteration
 from lehr.training.program import Program
-from lehr.training.runners.base import is_unmeasured
+from lehr.training.runners.base import MOST_UPDATES, is_unmeasured
 from lehr.types import NOTHING, Metrics, PyTree, TrainState
-
-MOST_UPDATES = 1024
-"""Maximum number of updates in a chunk; their metrics stay on the device until it ends."""
 
 
 class DeviceRunner:
@@ -19,7 +17,7 @@ class DeviceRunner:
 
     def __init__(self, program: Program, state: TrainState) -> None:
         self.program = program
-        self.names = metric_names(program, state)
+        self.names, self.most = metric_names(program, state), MOST_UPDATES
 
     def compile(self, state: TrainState) -> None:
         """Compile the program, once for chunks of any length."""
@@ -27,18 +25,8 @@ class DeviceRunner:
         self._compiled = program.lower(state, jnp.int32(1)).compile()
 
     def begin(self, state: TrainState) -> TrainState:
-        """Return the state, with statistics of the observations of a first rollout if the run normalises them.
-
-        That rollout is an update whose other results are dropped, so that nothing more needs to be compiled; only its
-        writes to `memory`, which is donated and not copied, stay there.
-        """
-        if not is_unmeasured(state):
-            return state
-        kept = [state.learner.memory, state.reward_model.memory]
-        rest = jax.tree.map(lambda x: x.copy(), _with_memories(state, NOTHING, NOTHING))
-        after, _ = self._compiled(_with_memories(rest, *kept), jnp.int32(1))
-        same = state._replace(observation_statistics=after.observation_statistics)
-        return _with_memories(same, after.learner.memory, after.reward_model.memory)
+        """Return the state, with statistics of the observations of a first rollout if the run normalises them."""
+        return measured_first(lambda state: self._compiled(state, jnp.int32(1))[0], state)
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, jax.Array]:
         """Dispatch a chunk and return before the device has finished it."""
@@ -46,6 +34,20 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
+
+
+def measured_first(update: Callable[[TrainState], TrainState], state: TrainState) -> TrainState:
+    """Return the state of a run or a population, with statistics of a first rollout if it normalises observations.
+
+    That rollout is an update whose other results are dropped, so that nothing more needs to be compiled; only its
+    writes to `memory`, which is donated and not copied, stay there.
+    """
+    if not is_unmeasured(state):
+        return state
+    kept = [state.learner.memory, state.reward_model.memory]
+    after = update(_with_memories(jax.tree.map(lambda x: x.copy(), _with_memories(state, NOTHING, NOTHING)), *kept))
+    same = state._replace(observation_statistics=after.observation_statistics)
+    return _with_memories(same, after.learner.memory, after.reward_model.memory)
 
 
 def _with_memories(state: TrainState, learner: PyTree, reward_model: PyTree) -> TrainState:
@@ -64,7 +66,7 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
 
     def update(index: jax.Array, carried: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
         state, rows = carried
-        state, metrics = _traced_once(program, state)
+        state, metrics = traced_once(program, state)
         row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
         return state, rows.at[index].set(row)
 
@@ -74,11 +76,11 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
 
 def metric_names(program: Program, state: TrainState) -> tuple[str, ...]:
     """Return the names of an update's metrics, in column order."""
-    _, metrics = _traced_once.eval_shape(program, state)
+    _, metrics = traced_once.eval_shape(program, state)
     return tuple(sorted(metrics))
 
 
 @partial(jax.jit, static_argnums=0)
-def _traced_once(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
+def traced_once(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
     """Run an iteration with a cached trace, so that `metric_names` does not need a second one."""
     return iteration(program, state)

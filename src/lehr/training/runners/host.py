@@ -20,7 +20,7 @@ from lehr.envs.host.base import EnvironmentFailed, HostEnvironment, ask, check_o
 from lehr.errors import InputError
 from lehr.maths.normalise import RewardScaling
 from lehr.training.program import Program
-from lehr.training.runners.base import Interrupted, is_unmeasured, measured
+from lehr.training.runners.base import MOST_UPDATES, Interrupted, is_unmeasured, measured
 from lehr.training.runners.update import Update, without_actor
 from lehr.types import Actor, PyTree, TrainState, derive
 
@@ -46,7 +46,7 @@ class HostRunner:
         sizes = program.algorithm.config.num_envs, program.algorithm.config.horizon
         self.collector = Collector(program.env, program.algorithm, *sizes, state.learner.params, program.needs)
         self.update = Update(program, state, watched=("rollout/lag",))
-        self.names = self.update.names
+        self.names, self.most = self.update.names, MOST_UPDATES
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     def compile(self, state: TrainState) -> None:

@@ -1,0 +1,310 @@
+"""Populations: runs that differ in coefficients and seeds, trained together as one run with a member axis."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr import config
+from lehr.acting.evaluation import Evaluator, evaluate_many
+from lehr.envs import AnyEnvironment, HostEnvironment
+from lehr.errors import InputError
+from lehr.files import refuse_link
+from lehr.schedules.bundle import Coefficients
+from lehr.schedules.bundle import population as stacked
+from lehr.schedules.controllers import Controller
+from lehr.training import checkpoint, columns
+from lehr.training.directory import RunDirectory
+from lehr.training.loop import Kind, Loop, ProgressFunction
+from lehr.training.plan import Plan, make_plan, settings_classes
+from lehr.training.program import Program, builder, initial_state
+from lehr.training.record import Chunk, Verdict
+from lehr.training.runners.population import Evolution, PopulationRunner, PopulationState
+from lehr.types import Key, PyTree, TrainState, derive
+
+MOST_ROWS = 500
+"""By default, a population logs at most this many rows for each member."""
+SAVE_SECONDS = 60.0
+"""By default, seconds between checkpoints."""
+EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
+
+
+@dataclass(frozen=True)
+class Population:
+    """Everything about a population except its directory."""
+
+    plan: Plan
+    """That of the first member, but with the state of all members."""
+    members: tuple[dict[str, Any], ...]
+    """Every setting of each member by name."""
+    labels: tuple[str, ...]
+    """The name of each member, for the user."""
+    evolution: Evolution | None = None
+
+    @property
+    def window(self) -> int:
+        """Number of updates that a row of the metrics stands for."""
+        every = self.plan.run.log_every
+        return max(1, -(-self.plan.updates // MOST_ROWS)) if every is None else self.plan.every(every)
+
+    def loop(
+        self, directory: RunDirectory, make_progress: Callable[..., Any], progress_fn: ProgressFunction | None = None
+    ) -> Loop:
+        """The loop that trains the population; it goes on from the latest checkpoint, if there is one."""
+        kind = Kind(
+            make_runner=lambda plan, warn: PopulationRunner(plan.program, plan.state, self.window, self.evolution),
+            make_record=partial(PopulationRecord, self),
+            make_progress=make_progress,
+            restore=_restore,
+            save_seconds=SAVE_SECONDS,
+        )
+        return Loop(self.plan, directory, progress_fn, bool(checkpoint.steps(directory.checkpoints)), kind)
+
+
+@dataclass(frozen=True)
+class Configured:
+    """The parsed settings of a member."""
+
+    configs: tuple[Any, ...]
+    """Of the run, the algorithm, the network and the reward model."""
+    coefficients: dict[str, Any]
+    """Its bound coefficients by name."""
+    group: tuple[Any, ...] = field(repr=False)
+    """What it must have in common with the other members of a population."""
+
+    @classmethod
+    def of(cls, algorithm: Any, settings: Mapping[str, Any]) -> "Configured":
+        """Parse and check the settings of a member."""
+        configs = config.build(settings_classes(algorithm, settings), settings)
+        run, own, _, reward = configs
+        found = config.coefficients(own, run.total_steps) | config.coefficients(reward, run.total_steps)
+        used = {name: one for name, one in found.items() if name not in own.unused}
+        kinds = {name: _kind(one) for name, one in used.items()}
+        fixed = [
+            (entry.name, repr(getattr(one, entry.name)))
+            for one in configs
+            for entry in config.describe(type(one))
+            if not entry.is_coefficient and entry.name != "seed"
+        ]
+        return cls(configs, used, (tuple(fixed), tuple(sorted(kinds.items()))))
+
+
+def _kind(coefficient: Any) -> str:
+    """What a coefficient must have in common in all members: schedules stack with schedules, controllers of a kind."""
+    if isinstance(coefficient, Controller):
+        return f"{type(coefficient).__name__} {getattr(coefficient, 'metric', '')}"
+    return type(coefficient).__name__
+
+
+def make_population(
+    algorithm: Any,
+    members: Sequence[Mapping[str, Any]],
+    labels: Sequence[str] | None = None,
+    env: AnyEnvironment | None = None,
+    evolution: Evolution | None = None,
+    base: Plan | None = None,
+) -> Population:
+    """Assemble a population.
+
+    Args:
+        algorithm: its name, `module:Name`, or its class.
+        members: the settings of each; they may differ in coefficients and seeds.
+        labels: the name of each member, for messages; by default its number.
+        env: the environment, if it is not given by name.
+        evolution: changes members while they train.
+        base: the plan of a run that may be a member, made here if omitted; populations with the same base share one
+            compiled program.
+    """
+    if not members:
+        raise InputError("A population has 0 members; give at least one.")
+    plan = make_plan(algorithm, members[0], env) if base is None else base
+    if isinstance(plan.program.env, HostEnvironment):
+        raise InputError(
+            f"{plan.run.env} runs on the host, but a population is one compiled program; train its members one by one, "
+            "or choose an environment that is compiled."
+        )
+    found = [Configured.of(algorithm, settings) for settings in members]
+    for number, one in enumerate(found):
+        if one.group != found[0].group:
+            raise InputError(
+                f"Member {number} of the population differs from member 0 in {_difference(one, found[0])}; members may "
+                "differ in coefficients and seeds, and everything else makes another population."
+            )
+    program = replace(plan.program, most_rejected=plan.run.max_rejected)
+    seeds = [one.configs[0].seed for one in found]
+    state = initial_members(plan, program, [one.coefficients for one in found], seeds)
+    whole = PopulationState(state, evolution.init(state) if evolution is not None else ())
+    settings = tuple({"algorithm": plan.algorithm, **config.to_mapping(*one.configs)} for one in found)
+    names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
+    return Population(replace(plan, program=program, state=whole), settings, names, evolution)
+
+
+def _difference(one: Configured, other: Configured) -> str:
+    """The name of the first setting that differs."""
+    for here, there in zip(one.group, other.group, strict=True):
+        differs = set(here) ^ set(there)
+        if differs:
+            return sorted(name for name, _ in differs)[0]
+    return "nothing"
+
+
+def initial_members(
+    plan: Plan, program: Program, coefficients: Sequence[Mapping[str, Any]], seeds: Sequence[int]
+) -> TrainState:
+    """Return the states of all members before their first update, with a leading member axis."""
+    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+    return _initial(program, plan.settings, plan.network, stacked(coefficients), keys, plan.loaded.data)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _initial(
+    program: Program, settings: Any, network: Any, coefficients: Coefficients, keys: Key, data: PyTree
+) -> TrainState:
+    build = builder(type(program.algorithm), program.env, settings, network)
+
+    def init(coefficients: Coefficients, key: Key) -> TrainState:
+        params = build(derive(key, "network"))[1]
+        return initial_state(program, coefficients, params, key, data)
+
+    return jax.vmap(init)(coefficients, keys)
+
+
+def member_state(state: PopulationState, index: int) -> TrainState:
+    """Return the state of one member, as that of a run of its own."""
+    return jax.tree.map(lambda leaf: leaf[index], state.members)
+
+
+def _restore(
+    directory: RunDirectory, plan: Plan, report: Callable[[str], object]
+) -> tuple[PopulationState, dict[str, Any]]:
+    """Return the latest state of a population, and the metadata of its checkpoint."""
+    saved, meta, _ = checkpoint.newest(directory.checkpoints, plan.state.saved, report)
+    if meta.get("without_memory"):
+        members = saved.members
+        saved = saved._replace(
+            members=members._replace(
+                learner=jax.vmap(plan.program.algorithm.forget)(members.learner),
+                reward_model=jax.vmap(plan.program.reward_model.forget)(members.reward_model),
+            )
+        )
+    return saved.completed(plan.state), meta
+
+
+class PopulationRecord:
+    """The record of a population: the metrics of all members, in columns.
+
+    Args:
+        population: the members.
+        plan: that of the loop.
+        directory: the directory.
+        names: the names of the metrics, in column order.
+        state: the state that the population goes on from.
+        meta: the metadata of its checkpoint, if it is resumed.
+        verdict: stops the run.
+        warn: receives warnings for the user.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        plan: Plan,
+        directory: RunDirectory,
+        names: tuple[str, ...],
+        state: PopulationState,
+        meta: dict[str, Any] | None,
+        verdict: Verdict,
+        warn: Callable[[str], object],
+    ) -> None:
+        self.population, self.plan, self.names, self.verdict, self.warn = population, plan, names, verdict, warn
+        self.directory = directory.path / "metrics"
+        refuse_link(self.directory)
+        self.unit = population.window
+        self.latest: dict[str, Any] = {}
+        self.written = int(state.updates)
+        """The update up to which rows are on disk."""
+        columns.cut(self.directory, self.written)
+        self.waiting: list[dict[str, np.ndarray]] = []
+        """Rows that are not on disk yet."""
+        self.frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
+        assert not isinstance(plan.env, HostEnvironment)
+        self.evaluator = Evaluator(plan.env, plan.policy(state.members).program, plan.run.evaluate_episodes)
+
+    def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
+        """Evaluate all members, each as a run of its own would be."""
+        if self.plan.run.evaluate_episodes == 0:
+            return {}
+        learned = self.plan.policy(state.members).learned
+        keys = jax.vmap(lambda key: derive(key, "evaluate", done))(state.members.key)
+        greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
+        return {
+            "evaluate/return": greedy.returns.mean(1),
+            "evaluate/return_std": greedy.returns.std(1),
+            "evaluate/length": greedy.lengths.mean(1),
+            "evaluate/return_sampled": sampled.returns.mean(1),
+        }
+
+    def is_best(self, evaluation: dict[str, Any], done: int) -> bool:
+        """No member's checkpoint is kept apart."""
+        return False
+
+    def log(self, chunk: Chunk, evaluation: dict[str, Any], is_whole: bool) -> None:
+        """Keep the rows until the next checkpoint, and report members that were frozen."""
+        rows, size = chunk.table.shape[:2]
+        ends = np.minimum(chunk.begin + self.unit * np.arange(1, rows + 1), chunk.begin + chunk.updates)
+        found = {"update": ends, "env_steps": ends * self.plan.program.steps_per_update}
+        found |= {name: chunk.table[:, :, index] for index, name in enumerate(self.names)}
+        for name in EVALUATIONS:
+            column = np.full((rows, size), np.nan, np.float32)
+            if name in evaluation:
+                column[-1] = evaluation[name]
+            found[name] = column
+        found["update/frozen"] = (found["update/rejected"] > self.plan.run.max_rejected).astype(np.float32)
+        self.waiting.append(found)
+        self._report_frozen(found)
+        steps = self.plan.program.steps_per_update
+        self.latest = {
+            "env_steps": int(ends[-1]) * steps * size,
+            "time/steps_per_second": steps * size / max(chunk.pace, 1e-9),
+            "returns": _last_known(found["episode/return"], self.latest.get("returns")),
+        }
+
+    def _report_frozen(self, found: dict[str, np.ndarray]) -> None:
+        now = found["update/frozen"][-1] > 0
+        for index in np.flatnonzero(now & ~self.frozen):
+            applied = ", ".join(
+                f"{name[5:]}={found[name][-1, index]:g}" for name in self.names if name.startswith("coef/")
+            )
+            self.warn(
+                f"Member {self.population.labels[index]} is frozen by update {found['update'][-1]}: more than "
+                f"max_rejected={self.plan.run.max_rejected} of its updates were non-finite; its coefficients were "
+                f"{applied}. The others go on."
+            )
+        self.frozen = now
+
+    def save(self, done: int) -> dict[str, Any]:
+        """Write the rows since the last checkpoint."""
+        if self.waiting:
+            joined = {name: np.concatenate([part[name] for part in self.waiting]) for name in self.waiting[0]}
+            columns.write(self.directory, self.written, joined)
+            self.waiting, self.written = [], done
+        return {"members": len(self.population.members)}
+
+    def protected(self) -> tuple[int, ...]:
+        """None."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
+
+
+def _last_known(rows: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+    """The last value of each column `[rows, members]` that is not NaN."""
+    found = np.full(rows.shape[1], math.nan) if before is None else before
+    for row in rows:
+        found = np.where(np.isnan(row), found, row)
+    return found

@@ -1,0 +1,199 @@
+"""The runner for a population: many updates of all members in one compiled program."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.report.loggers.thinning import is_latest, is_per_episode, is_sum
+from lehr.training.program import Program
+from lehr.training.runners.base import MOST_UPDATES
+from lehr.training.runners.device import measured_first, metric_names, traced_once
+from lehr.types import Metrics, PyTree, TrainState, memory_size
+
+MOST_BYTES = 64 << 20
+"""Maximum size of the metrics of a chunk, which stay on the device until it ends."""
+
+
+class PopulationState(NamedTuple):
+    """The full state of a population."""
+
+    members: TrainState
+    """The states of the members, each leaf with a leading member axis `[P, ...]`."""
+    evolution: PyTree = ()
+    """State of what changes members while they train; `()` if nothing does."""
+
+    @property
+    def updates(self) -> jax.Array:
+        """uint32 `[]`: updates so far, the same for all members."""
+        return self.members.updates[0]
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return self.members.updates.shape[0]
+
+    @property
+    def saved(self) -> "PopulationState":
+        """The part that a checkpoint stores: all but data. Coefficients may change during training, so they are in."""
+        return self._replace(members=self.members.saved._replace(coefficients=self.members.coefficients))
+
+    def completed(self, other: "PopulationState") -> "PopulationState":
+        """Return this saved part together with the parts of another state that are not saved."""
+        whole = self.members.completed(other.members)
+        return self._replace(members=whole._replace(coefficients=self.members.coefficients))
+
+
+class Evolution(Protocol):
+    """Changes members while they train: a static, hashable value, whose methods are part of the compiled program."""
+
+    def init(self, members: TrainState) -> PyTree:
+        """Return its state before the first update."""
+
+    def __call__(self, state: PopulationState, metrics: Metrics) -> PopulationState:
+        """Return the population after an update of all members with these metrics, `[P]` each."""
+
+
+class TooLarge(Exception):
+    """The compiled program needs more memory than the device has."""
+
+
+class PopulationRunner:
+    """Run chunks of updates of all members as one compiled program, with the state donated.
+
+    Args:
+        program: that of every member.
+        state: with a leading member axis.
+        window: number of updates that a row of the metrics stands for.
+        evolution: what changes members while they train.
+    """
+
+    def __init__(
+        self, program: Program, state: PopulationState, window: int = 1, evolution: Evolution | None = None
+    ) -> None:
+        self.program, self.window, self.evolution = program, window, evolution
+        one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.members)
+        self.names = metric_names(program, one)
+        rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
+        self.most = rows * window
+
+    def compile(self, state: PopulationState) -> None:
+        """Compile the program, once for chunks of any length and for all populations of the same shapes."""
+        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda state: state, state))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution)
+        self._compiled = _compiled(*static, structure, shapes)
+        if (need := needed_memory(self._compiled)) > memory_size():
+            raise TooLarge(f"{need / 2**30:.1f} GiB of {memory_size() / 2**30:.1f} GiB")
+
+    def begin(self, state: PopulationState) -> PopulationState:
+        """Return the state, with statistics of the observations of a first rollout if the runs normalise them."""
+
+        def update(members: TrainState) -> TrainState:
+            evolution = jax.tree.map(lambda x: x.copy(), state.evolution)
+            return self._compiled(PopulationState(members, evolution), jnp.int32(1))[0].members
+
+        return state._replace(members=measured_first(update, state.members))
+
+    def advance(self, state: PopulationState, count: int) -> tuple[PopulationState, jax.Array]:
+        """Dispatch a chunk, which begins with a new window; return before the device has finished it."""
+        return self._compiled(state, jnp.int32(count))
+
+    def close(self) -> None:
+        """Do nothing: there are no resources to release."""
+
+
+@functools.lru_cache(maxsize=2)
+def _compiled(
+    program: Program,
+    names: tuple[str, ...],
+    window: int,
+    most: int,
+    evolution: Evolution | None,
+    structure: Any,
+    shapes: tuple[tuple[Any, Any], ...],
+) -> Any:
+    """Compile the program for states of these shapes."""
+    chunk = partial(population_chunk, program, names, window, most, evolution)
+    state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    return jax.jit(chunk, donate_argnums=0).lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+
+
+def needed_memory(compiled: Any) -> int:
+    """The bytes that a compiled program needs at once; 0 if the backend does not tell."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return 0
+    own = found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return own + found.argument_size_in_bytes
+
+
+def population_chunk(
+    program: Program,
+    names: tuple[str, ...],
+    window: int,
+    most: int,
+    evolution: Evolution | None,
+    state: PopulationState,
+    count: jax.Array,
+) -> tuple[PopulationState, jax.Array]:
+    """Make `count` updates of all members; the metrics are `[most / window, P, M]`, a row for each window of updates.
+
+    A row stands for its updates as a row of a thinned log does: see `lehr.report.loggers.thinning`.
+    """
+    update_all = jax.vmap(partial(traced_once, program))
+    rule = Combining.of(names)
+
+    def update(index: jax.Array, carried: tuple[PopulationState, jax.Array, jax.Array]) -> tuple:
+        state, totals, weights = carried
+        members, metrics = update_all(state.members)
+        state = state._replace(members=members)
+        if evolution is not None:
+            state = evolution(state, metrics)
+        row = jnp.stack([metrics[name].astype(jnp.float32) for name in names], axis=-1)
+        slot = index // window
+        total, weight = rule.add(totals[slot], weights[slot], row)
+        return state, totals.at[slot].set(total), weights.at[slot].set(weight)
+
+    zeros = jnp.zeros((most // window, state.size, len(names)))
+    state, totals, weights = jax.lax.fori_loop(0, count, update, (state, zeros, zeros))
+    return state, rule.result(totals, weights)
+
+
+@dataclass(frozen=True)
+class Combining:
+    """How the metrics of several updates become one row, for each column `[M]`."""
+
+    latest: np.ndarray
+    summed: np.ndarray
+    per_episode: np.ndarray
+    episodes: int | None
+    """The column with the number of episodes."""
+
+    @classmethod
+    def of(cls, names: tuple[str, ...]) -> "Combining":
+        """The rule for metrics of these names."""
+
+        def where(is_so: Callable[[str], bool]) -> np.ndarray:
+            return np.array([is_so(name) for name in names])
+
+        episodes = names.index("episode/count") if "episode/count" in names else None
+        return cls(where(is_latest), where(is_sum), where(is_per_episode), episodes)
+
+    def add(self, total: jax.Array, weight: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Add an update's row `[..., M]` to the sums and weights of its window."""
+        finite = jnp.isfinite(row)
+        count = 1.0 if self.episodes is None else row[..., self.episodes, None]
+        more = jnp.where(finite, jnp.where(self.per_episode, count, 1.0), 0.0)
+        added = total + jnp.where(finite, row, 0.0) * more
+        return jnp.where(self.latest, row, added), jnp.where(self.latest, 1.0, weight + more)
+
+    def result(self, total: jax.Array, weight: jax.Array) -> jax.Array:
+        """The rows: sums, the latest values, or means; NaN without a finite value."""
+        mean = jnp.where(weight > 0, total / jnp.where(weight > 0, weight, 1.0), jnp.nan)
+        return jnp.where(self.summed, total, mean)
