@@ -260,7 +260,8 @@ def _log_inclusion(log_probability: jax.Array, size: int) -> jax.Array:
         return jnp.zeros(length)
     ordered = jnp.sort(log_probability, descending=True)
     # With the m likeliest certain, c is (size − m) / Σ of the others; m is the least that leaves none of them above 1.
-    rest = jnp.flip(jax.lax.cumlogsumexp(jnp.flip(ordered)))[:size]
+    # The sums begin with the least likely, so that float32 loses none of them.
+    rest = jnp.log(jnp.flip(jnp.cumsum(jnp.exp(jnp.flip(ordered)))))[:size]
     log_factor = jnp.log(size - jnp.arange(size, dtype=jnp.float32)) - rest
     certain = jnp.argmax(log_factor + ordered[:size] <= 0)
     # By rounding, one that is just certain may be missed; size − 1 certain ones always leave the last below 1.
@@ -282,8 +283,12 @@ def _systematic(key: Key, probability: jax.Array, size: int) -> jax.Array:
     steps = jnp.minimum(share, 2.0**32 - 256).astype(jnp.uint32)
     ends = jnp.cumsum(steps, dtype=jnp.uint32) + jax.random.bits(offset_key)
     is_drawn = certain | (ends < steps)
-    # By rounding, one too many or too few may be drawn, about once in a million draws.
-    return order[jax.lax.top_k(is_drawn.astype(jnp.float32), size)[1]]
+    # The drawn ones come first, then the others: by rounding, one too many or too few may be drawn, about once in a
+    # million draws.
+    drawn = jnp.cumsum(is_drawn, dtype=jnp.int32)
+    others = jnp.arange(len(order), dtype=jnp.int32) - drawn + drawn[-1]
+    place = jnp.where(is_drawn, drawn - 1, others)
+    return jnp.zeros_like(order).at[place].set(order, unique_indices=True)[:size]
 
 
 def _inverse_cdf(key: Key, probability: jax.Array, shape: tuple[int, ...]) -> jax.Array:
