@@ -283,3 +283,33 @@ def test_an_update_of_trpo_which_differentiates_forward_can_be_traced(monkeypatc
     monkeypatch.delenv("LEHR_KERNELS")
     jax.eval_shape(update, params)
     assert "backward" in calls
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_members_of_a_population_are_an_axis_of_the_grid(count, monkeypatch):
+    members = 3
+    layers = make((5, 16, 16, 3), members, 2)  # two networks of each member
+    x = rows(members, count, 5)
+
+    def kernel(x, layers):
+        with fused.together(members):
+            return jax.vmap(lambda x, layers: fused.fused_mlp(x, layers, "tanh"))(x, layers)
+
+    def expected(x, layers):
+        return jax.vmap(lambda x, layers: jax.vmap(lambda layers: plain(x, layers, "tanh"))(layers))(x, layers)
+
+    text = str(jax.make_jaxpr(kernel)(x, layers))
+    assert "fused_mlp_forward" in text
+    assert_close(outputs_and_gradients(kernel, x, layers), outputs_and_gradients(expected, x, layers))
+
+
+def test_few_rows_of_many_members_are_enough_for_the_kernels(monkeypatch):
+    monkeypatch.setattr(fused, "MIN_ROWS", 512)
+    *hidden, head = make((4, 64, 64, 2), 1)
+    given = rows(4, 4), hidden, {0: (head[0][0], head[1][0])}, "tanh"
+    assert not fused.fits(*given)
+    with fused.together(128):
+        assert fused.fits(*given)
+    with fused.together(127):
+        assert not fused.fits(*given)
+    assert not fused.fits(*given)

@@ -12,6 +12,7 @@ The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of 
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -76,6 +77,11 @@ def evaluate_mlps(
     except Exception as error:  # any error that another JAX version may raise
         _warn_once("mlp", error)
         return None
+
+
+def together(members: int) -> contextlib.AbstractContextManager[None]:
+    """Say that what is traced in this scope is vmapped over so many members of a population."""
+    return mlp.together(members)
 
 
 def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -11,6 +11,9 @@ another recomputes the activations for the gradient, so that only inputs, output
 Several MLPs of equal sizes on the same input, such as an actor and a critic, are one launch. The kernels are written
 with Pallas for its Triton backend; programs compiled for anything but CUDA use plain JAX instead.
 
+Under `jax.vmap` over the members of a population, members are one more axis of the grid; `together` tells how many
+there are, since a function that is vmapped cannot see it.
+
 Only the first derivative in reverse mode is supported: `jax.jvp`, `jax.linearize` and Hessians need plain JAX.
 
 >>> layers = [(jnp.ones((3, 8)), jnp.zeros(8)), (jnp.ones((8, 8)), jnp.zeros(8)), (jnp.ones((8, 2)), jnp.zeros(2))]
@@ -18,12 +21,14 @@ Only the first derivative in reverse mode is supported: `jax.jvp`, `jax.lineariz
 (5, 2)
 """
 
+import contextlib
+import contextvars
 import functools
 import importlib
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -45,12 +50,14 @@ Layer: TypeAlias = tuple[jax.Array, jax.Array]
 """A kernel `[i, o]` and a bias `[o]`; for N networks `[N, i, o]` and `[N, o]`."""
 
 MIN_ROWS = 512
-"""Minimum number of rows for which the kernels are used."""
+"""Minimum number of rows, of all members of a population, for which the kernels are used."""
+FEWEST_ROWS = 16
+"""Rows per block, at least: the matrix units take no fewer."""
 MAX_IN, MAX_HIDDEN, MAX_OUT = 64, 64, 16
 """The largest layers whose weights and gradients fit on chip together."""
 
 BLOCK_ROWS = 128
-"""Rows per block of the forward kernel, a power of two."""
+"""Rows per block of the forward kernel, a power of two; fewer if there are fewer."""
 FEW_ROWS = 16_384
 """With fewer rows in total than this, blocks are half as large, so that more processors are busy."""
 NUM_WARPS = 4
@@ -65,6 +72,19 @@ NARROW = 64
 """The gradient of a layer with fewer inputs than this is computed transposed, to suit the matrix units."""
 INTERPRET = False
 """Run the kernels in Pallas's interpreter, on any device, for tests."""
+
+
+_members: contextvars.ContextVar[int] = contextvars.ContextVar("members", default=1)
+
+
+@contextlib.contextmanager
+def together(members: int) -> Iterator[None]:
+    """Say that what is traced in this scope is vmapped over so many members."""
+    token = _members.set(members)
+    try:
+        yield
+    finally:
+        _members.reset(token)
 
 
 def _gelu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
@@ -115,18 +135,20 @@ def fused_mlp(
 
 
 def _plan(x: jax.Array, layers: Sequence[Layer], activation: str, precision: lax.PrecisionLike = None) -> "_Plan":
-    rows = math.prod(x.shape[:-1])
+    rows, members = math.prod(x.shape[:-1]), _members.get()
+    most = BLOCK_ROWS if rows * members >= FEW_ROWS else BLOCK_ROWS // 2
+    needed = max(FEWEST_ROWS, pl.next_power_of_2(rows)) if members > 1 else most
     return _Plan(
         rows=rows,
         networks=layers[0][0].shape[0],
         sizes=(x.shape[-1], *(bias.shape[-1] for _, bias in layers)),
         activation=activation,
         precision=precision,
-        block_rows=BLOCK_ROWS if rows >= FEW_ROWS else BLOCK_ROWS // 2,
+        block_rows=min(most, needed),
         num_warps=NUM_WARPS,
-        backward_block_rows=BACKWARD_BLOCK_ROWS,
+        backward_block_rows=min(BACKWARD_BLOCK_ROWS, needed),
         backward_num_warps=BACKWARD_NUM_WARPS,
-        programs=PROGRAMS,
+        programs=max(1, PROGRAMS // members),
         interpret=INTERPRET,
     )
 
@@ -142,7 +164,7 @@ def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], acti
     widest = max(bias.shape[-1] for _, bias in heads.values())
     small = x.shape[-1] <= MAX_IN and len(hidden) == 2 and max(hidden) <= MAX_HIDDEN and widest <= MAX_OUT
     known = isinstance(activation, str) and activation in _ACTIVATIONS
-    return small and known and math.prod(x.shape[:-1]) >= MIN_ROWS
+    return small and known and math.prod(x.shape[:-1]) * _members.get() >= MIN_ROWS
 
 
 def evaluate(
@@ -216,6 +238,7 @@ class _Plan:
     backward_block_rows: int
     backward_num_warps: int
     programs: int
+    """Of the backward kernel, for each member of a population."""
     interpret: bool
 
     @functools.cached_property

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from lehr import kernels
 from lehr.training.iteration import iteration
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured
@@ -66,7 +67,7 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
 
     def update(index: jax.Array, carried: tuple[TrainState, jax.Array]) -> tuple[TrainState, jax.Array]:
         state, rows = carried
-        state, metrics = traced_once(program, state)
+        state, metrics = traced_once(program, 1, state)
         row = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
         return state, rows.at[index].set(row)
 
@@ -74,13 +75,20 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
     return jax.lax.fori_loop(0, count, update, (state, rows))
 
 
-def metric_names(program: Program, state: TrainState) -> tuple[str, ...]:
-    """Return the names of an update's metrics, in column order."""
-    _, metrics = traced_once.eval_shape(program, state)
+def metric_names(program: Program, state: TrainState, members: int = 1) -> tuple[str, ...]:
+    """Return the names of an update's metrics, in column order; `members` as in `traced_once`."""
+    _, metrics = traced_once.eval_shape(program, members, state)
     return tuple(sorted(metrics))
 
 
-@partial(jax.jit, static_argnums=0)
-def traced_once(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
-    """Run an iteration with a cached trace, so that `metric_names` does not need a second one."""
-    return iteration(program, state)
+@partial(jax.jit, static_argnums=(0, 1))
+def traced_once(program: Program, members: int, state: TrainState) -> tuple[TrainState, Metrics]:
+    """Run an iteration with a cached trace, so that `metric_names` does not need a second one.
+
+    Args:
+        program: that of the run.
+        members: number of members of a population, whose caller applies `jax.vmap`; 1 for a run.
+        state: of the run, or of one member.
+    """
+    with kernels.together(members):
+        return iteration(program, state)

@@ -78,7 +78,7 @@ class PopulationRunner:
     ) -> None:
         self.program, self.window, self.evolution = program, window, evolution
         one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.members)
-        self.names = metric_names(program, one)
+        self.names = metric_names(program, one, state.size)
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
 
@@ -146,7 +146,7 @@ def population_chunk(
 
     A row stands for its updates as a row of a thinned log does: see `lehr.report.loggers.thinning`.
     """
-    update_all = jax.vmap(partial(traced_once, program))
+    update_all = jax.vmap(partial(traced_once, program, state.size))
     rule = Combining.of(names)
 
     def update(index: jax.Array, carried: tuple[PopulationState, jax.Array, jax.Array]) -> tuple:
