@@ -47,6 +47,16 @@ def read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     return {name: np.concatenate(found) if found else np.zeros((0,)) for name, found in parts.items()}
 
 
+def read_all(directory: Path) -> dict[str, np.ndarray]:
+    """Read all metrics."""
+    files = _files(directory)
+    if not files:
+        raise InputError(f"There are no metrics in '{directory}'; restore them from a copy.")
+    with np.load(files[0][1], allow_pickle=False) as file:
+        names = list(file)
+    return read(directory, names)
+
+
 def _files(directory: Path) -> list[tuple[int, Path]]:
     found = ((re.fullmatch(r"(\d{12,})\.npz", path.name), path) for path in sorted(directory.glob("*.npz")))
     return [(int(match[1]), path) for match, path in found if match and not path.is_symlink()]

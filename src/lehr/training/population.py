@@ -174,6 +174,16 @@ def _initial(
     return jax.vmap(init)(coefficients, keys)
 
 
+def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
+    """The shapes of the state of a population with these coefficients, from the plan of one of its members."""
+    together = jax.eval_shape(lambda: stacked(coefficients))
+    size = len(coefficients)
+    one = plan.state._replace(coefficients=())
+    members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)
+    members = members._replace(coefficients=together)
+    return PopulationState(members, () if evolution is None else jax.eval_shape(evolution.init, members))
+
+
 def member_state(state: PopulationState, index: int) -> TrainState:
     """Return the state of one member, as that of a run of its own."""
     return jax.tree.map(lambda leaf: leaf[index], state.members)

@@ -221,6 +221,10 @@ class RunRecord:
             self.latest |= {name: value for name, value in row.items() if not np.isnan(value)}
         self.loggers.flush()
 
+    def log_row(self, row: dict[str, Any]) -> None:
+        """Log one row as it is."""
+        self.loggers.log(row)
+
     def _rows(self, chunk: Chunk) -> list[dict[str, Any]]:
         """Return the metrics of a chunk, one row per update."""
         steps = self.plan.program.steps_per_update
