@@ -12,6 +12,7 @@ from lehr.config import to_yaml
 from lehr.errors import InputError
 from lehr.sweeps.definition import Definition, check_trust
 from lehr.sweeps.samplers import configurations
+from lehr.training.plan import make_plan
 
 FILE = """
 algorithm: ppo
@@ -125,6 +126,16 @@ def test_schedules_of_parts(definition):
     }
     text = found.settings["entropy_coef"]
     assert math.isclose(lehr.schedule(text, 1000)(275), (0.03 + 0.0012345) / 2, rel_tol=1e-9)
+
+
+def test_train_accepts_the_settings(definition):
+    found = configurations(definition)[3]
+    plan = make_plan(definition.algorithm, found.settings | {"seed": 2})
+    assert plan.run.total_steps == 500_000
+    assert plan.run.seed == 2
+    assert plan.coefficient_texts["entropy_coef"] == found.settings["entropy_coef"]
+    assert float(plan.coefficient_texts["learning_rate"]) == found.point["learning_rate"]
+    assert list(plan.network.hidden_sizes) == found.point["hidden_sizes"]
 
 
 @pytest.mark.parametrize(
@@ -311,6 +322,16 @@ def test_configurations_that_train_would_not_accept():
     with pytest.raises(
         InputError, match=r"Configuration 0 \(num_envs=0\) is not possible: num_envs is 0; it must be 1 or"
     ):
+        configurations(found)
+
+
+def test_every_coefficient_is_checked_over_the_whole_budget():
+    settings = {"total_steps": "100k", "discount": "0.9 -> 1.5 over 200k"}
+    found = given({"clip_range": [0.1]}, settings=settings, sampler="grid", samples=None)
+    with pytest.raises(InputError, match=r"Configuration 0 .* discount is '0.9 -> 1.5 over 200k', which reaches 1.5"):
+        configurations(found)
+    found = given({"clip_range": [0.1]}, settings={"gamma": 0.9, "ent_coef": -1}, sampler="grid", samples=None)
+    with pytest.raises(InputError, match="entropy_coef is '-1', which reaches -1"):
         configurations(found)
 
 

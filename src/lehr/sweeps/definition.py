@@ -2,9 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from lehr import algorithms, config
 from lehr.config.build import presets_of
 from lehr.config.fields import fields_of
 from lehr.errors import InputError, closest, quoted, shortened
+from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.constructors import number
-from lehr.schedules.keys import ENDINGS, is_number
+from lehr.schedules.keys import ENDINGS, coefficient_schedule, is_number
 from lehr.sweeps.conditions import Condition
 from lehr.sweeps.space import Point, Space
 from lehr.training import api
@@ -162,11 +163,25 @@ class Definition:
         try:
             settings = {**self.settings, **self.space.settings(point)}
             for built in config.build(self._classes, settings):
-                config.coefficients(built, self.space.total_steps)
+                _check_coefficients(built, self.space.total_steps)
         except InputError as error:
             shown = shortened(", ".join(f"{key}={value}" for key, value in point.items()), 400)
             raise InputError(f"Configuration {number} ({shown}) is not possible: {error}") from None
         return Configuration(number, point, settings)
+
+
+def _check_coefficients(built: Any, total_steps: int) -> None:
+    """Raise an error if a coefficient of a config leaves its range at any step."""
+    for entry in config.describe(type(built)):
+        value = getattr(built, entry.name)
+        if entry.coefficient is not None and value is not None:
+            check = _check_coefficient if isinstance(value, Hashable) else _check_coefficient.__wrapped__
+            check(entry.coefficient, value, total_steps)
+
+
+@lru_cache(maxsize=2**12)  # most coefficients are the same in all configurations
+def _check_coefficient(entry: Coefficient, value: Any, total_steps: int) -> None:
+    coefficient_schedule(entry, {entry.name: value}, total_steps)
 
 
 def check_trust(mapping: Mapping[str, Any], where: str, trust: bool) -> None:
