@@ -14,7 +14,7 @@ Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
 0.0155
 """
 
-from lehr.config.build import build, coefficients, merge, to_mapping, underscored, with_preset
+from lehr.config.build import build, canonical, coefficients, merge, to_mapping, underscored, with_preset
 from lehr.config.fields import Coef, FieldDescription, HashableDict, Plugin, check_counts, describe
 from lehr.config.files import from_yaml, to_yaml
 from lehr.config.flags import add_flags, given_flags, refuse_unknown
@@ -26,6 +26,7 @@ __all__ = [
     "Plugin",
     "add_flags",
     "build",
+    "canonical",
     "check_counts",
     "coefficients",
     "describe",

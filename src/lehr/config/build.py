@@ -96,6 +96,23 @@ def _merge(parts: Parts, below: Mapping[str, Any], above: Mapping[str, Any]) -> 
     return {**lower, **upper}
 
 
+def canonical(classes: Sequence[type], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same values by canonical keys; an unknown key is an error that suggests the nearest known one.
+
+    >>> from dataclasses import dataclass
+    >>> from typing import Annotated
+    >>> from lehr.config import Coef
+    >>> from lehr.schedules import Coefficient
+    >>> @dataclass(frozen=True)
+    ... class Config:
+    ...     entropy_coef: Annotated[Coef, Coefficient(("ent_coef",))] = 0.01
+    >>> canonical([Config], {"ent-coef": 0.03, "ent_coef_schedule": "linear"})
+    {'entropy_coef': 0.03, 'entropy_coef_schedule': 'linear'}
+    """
+    known = fields_of(classes)
+    return _known_only(given, known, _parts(known))
+
+
 def to_mapping(*configs: Any) -> dict[str, Any]:
     """Return plain values by field name, for JSON and YAML; `build` turns them back into configs.
 

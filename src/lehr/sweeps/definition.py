@@ -1,0 +1,339 @@
+"""The definition of a sweep: what its file says, checked."""
+
+import inspect
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lehr import algorithms, config
+from lehr.config.build import presets_of
+from lehr.config.fields import fields_of
+from lehr.errors import InputError, closest, quoted, shortened
+from lehr.schedules.coefficient import Coefficient
+from lehr.schedules.constructors import number
+from lehr.schedules.keys import ENDINGS, coefficient_schedule, is_number
+from lehr.sweeps.conditions import Condition
+from lehr.sweeps.space import Point, Space
+from lehr.training import api
+from lehr.training.plan import RunConfig, settings_classes
+
+SAMPLERS = ("grid", "random", "sobol", "latin_hypercube")
+"""The samplers that need nothing but the definition."""
+OPTUNA = "optuna:"
+"""The prefix of Optuna's samplers."""
+MOST_CONFIGURATIONS = 100_000
+"""The largest number of configurations of a sweep, and of points of a grid."""
+
+_KEYS = ("algorithm", "settings", "parameters", "conditions", "sampler", "samples", "sampler_seed", "seeds")
+_RUN_SETTINGS = ("env_parameters", "action_repeat", "frame_stack")
+"""The settings of a run, apart from the algorithm's, that may be swept."""
+_NOT_SWEPT = {
+    "seed": "each configuration is trained with every one of seeds, so write seeds: 5 or a list of them",
+    "total_steps": "all runs of a sweep have the same budget, so move it to settings",
+    "env": "returns on different environments cannot be compared, so move it to settings and make one sweep for each",
+    "preset": "it only fills in missing settings, so move it to settings or sweep what it sets",
+}
+"""Settings that cannot be swept, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One point of a sweep, and the settings that it stands for."""
+
+    number: int
+    """Its place among the sweep's configurations, from 0."""
+    point: Point
+    """The value of each swept parameter, by keys such as `learning_rate` and `entropy_coef.start`."""
+    settings: dict[str, Any]
+    """All settings for `lehr.train`, fixed and swept, without the seed."""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A sweep: an algorithm with fixed settings, the parameters to sweep, and how to sample them.
+
+    >>> definition = Definition.from_mapping({
+    ...     "algorithm": "ppo",
+    ...     "settings": {"env": "CartPole-v1", "total_steps": "500k"},
+    ...     "parameters": {"lr": [1e-3, "1e-3 -> 0"], "clip_range": {"low": 0.1, "high": 0.3, "steps": 3}},
+    ...     "sampler": "grid",
+    ...     "seeds": 2,
+    ... })
+    >>> definition.seeds, list(definition.space.domains)
+    ((0, 1), ['learning_rate', 'clip_range'])
+    >>> definition.configuration(0, {"learning_rate": "1e-3 -> 0", "clip_range": 0.2}).settings
+    {'env': 'CartPole-v1', 'total_steps': '500k', 'learning_rate': '1e-3 -> 0', 'clip_range': 0.2}
+    """
+
+    algorithm: Any
+    """Its name, `module:Name`, or its class."""
+    settings: dict[str, Any]
+    """The fixed settings, by name, as `lehr.train` takes them."""
+    parameters: dict[str, Any]
+    """The swept settings, by name: lists, ranges, or parts of a schedule, as in the file."""
+    conditions: tuple[Condition, ...]
+    """What every configuration must satisfy."""
+    sampler: str
+    """One of `SAMPLERS`, or the name of one of Optuna's after `optuna:`."""
+    samples: int | None
+    """Number of configurations; `None` for a grid."""
+    sampler_seed: int
+    """Random seed of the sampler."""
+    seeds: tuple[int, ...]
+    """The seeds that each configuration is trained with."""
+    space: Space = field(repr=False, compare=False)
+    """The parameters, as the samplers use them."""
+
+    @cached_property
+    def _classes(self) -> list[type]:
+        """The classes of the settings; the same for all configurations, as what decides them cannot be swept."""
+        return settings_classes(self.algorithm, self.settings)
+
+    @classmethod
+    def read(cls, path: str | Path, trust: bool = False) -> "Definition":
+        """Read a sweep file. Code from outside Lehr that it names is refused unless you `trust` it."""
+        found = config.from_yaml(path)
+        check_trust(found, f"The sweep '{path}'", trust)
+        return cls.from_mapping(found)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "Definition":
+        """Check the definition of a sweep. Classes that it names are imported: see `check_trust`.
+
+        Args:
+            mapping: with the keys of a sweep file.
+        """
+        given = {config.underscored(key): value for key, value in mapping.items()}
+        for key in given:
+            if key not in _KEYS:
+                raise InputError(f"A sweep has no key {quoted(key)}; {closest(key, _KEYS)}")
+        if given.get("algorithm") is None:
+            raise InputError("The sweep names no algorithm; add a line such as 'algorithm: ppo'.")
+        algorithm = given["algorithm"]
+        settings = _mapping("settings", given.get("settings"))
+        parameters = _mapping("parameters", given.get("parameters"))
+        if not parameters:
+            raise InputError(
+                "The sweep has no parameters; add what to sweep, such as 'learning_rate: {low: 1e-4, high: 1e-2, "
+                "scale: log}'."
+            )
+        classes = settings_classes(algorithm, settings)
+        settings = _canonical(classes, settings)
+        if "seed" in settings:
+            raise InputError(f"seed is {quoted(settings['seed'])}, but {_NOT_SWEPT['seed']}.")
+        parameters = _swept(algorithm, classes, settings, parameters)
+        fields = fields_of(classes)
+        space = Space.read(fields, parameters, _budget(classes, settings))
+        spellings = {alias: name for name, found in fields.items() for alias in found.aliases}
+        conditions = tuple(Condition.read(text, space, spellings) for text in _conditions(given.get("conditions")))
+        sampler, samples = _sampler(given.get("sampler", "sobol"), given.get("samples"), space)
+        sampler_seed = _whole("sampler_seed", given.get("sampler_seed", 0), least=0)
+        seeds = _seeds(given.get("seeds", 1))
+        return cls(algorithm, settings, parameters, conditions, sampler, samples, sampler_seed, seeds, space)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the definition as a sweep file has it; `from_mapping` turns it back."""
+        found: dict[str, Any] = {
+            "algorithm": algorithms.name_of(self.algorithm),
+            "settings": self.settings,
+            "parameters": self.parameters,
+            "conditions": [str(condition) for condition in self.conditions],
+            "sampler": self.sampler,
+            "samples": self.samples,
+            "sampler_seed": self.sampler_seed,
+            "seeds": len(self.seeds) if self.seeds == tuple(range(len(self.seeds))) else list(self.seeds),
+        }
+        return {key: value for key, value in found.items() if value is not None and value != []}
+
+    def is_static(self, key: str) -> bool:
+        """Whether a parameter is not a coefficient, so that runs that differ in it are different programs."""
+        return self.space.is_static(key)
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point satisfies all conditions."""
+        return all(condition.holds(self.space, point) for condition in self.conditions)
+
+    def configuration(self, number: int, point: Point) -> Configuration:
+        """Return the configuration of a point; settings that `lehr.train` would not accept are an error."""
+        try:
+            settings = {**self.settings, **self.space.settings(point)}
+            for built in config.build(self._classes, settings):
+                _check_coefficients(built, self.space.total_steps)
+        except InputError as error:
+            shown = shortened(", ".join(f"{key}={value}" for key, value in point.items()), 400)
+            raise InputError(f"Configuration {number} ({shown}) is not possible: {error}") from None
+        return Configuration(number, point, settings)
+
+
+def _check_coefficients(built: Any, total_steps: int) -> None:
+    """Raise an error if a coefficient of a config leaves its range at any step."""
+    for entry in config.describe(type(built)):
+        value = getattr(built, entry.name)
+        if entry.coefficient is not None and value is not None:
+            check = _check_coefficient if isinstance(value, Hashable) else _check_coefficient.__wrapped__
+            check(entry.coefficient, value, total_steps)
+
+
+@lru_cache(maxsize=2**12)  # most coefficients are the same in all configurations
+def _check_coefficient(entry: Coefficient, value: Any, total_steps: int) -> None:
+    coefficient_schedule(entry, {entry.name: value}, total_steps)
+
+
+def check_trust(mapping: Mapping[str, Any], where: str, trust: bool) -> None:
+    """Refuse a definition from a file that would run code from outside Lehr and its suites.
+
+    Args:
+        mapping: the file's content, as it was read.
+        where: the file, for the error message.
+        trust: whether the user trusts all of it.
+    """
+    given = {config.underscored(key): value for key, value in mapping.items()}
+    settings, parameters = (
+        found if isinstance(found := given.get(key), Mapping) else {} for key in ("settings", "parameters")
+    )
+    api.check_trust({"algorithm": given.get("algorithm")}, where, trust)
+    api.check_trust(settings, where, trust)
+    for name, value in parameters.items():
+        for choice in _leaves(value) if config.underscored(name) != "env_parameters" else [value]:
+            api.check_trust({name: choice}, where, trust)
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Return everything in nested mappings and lists."""
+    if isinstance(tree, Mapping):
+        return [leaf for item in tree.values() for leaf in _leaves(item)]
+    return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, list | tuple) else [tree]
+
+
+def _mapping(key: str, given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{key} is {quoted(given)}; write lines of 'name: value' under it.")
+    return {str(name): _plain(str(name), value) for name, value in given.items()}
+
+
+def _plain(name: str, given: Any) -> Any:
+    """Return a value with plain lists and numbers only; what a file cannot hold is an error."""
+    if given is None or isinstance(given, bool | int | float | str):
+        return given
+    if isinstance(given, np.generic):
+        return given.item()
+    if isinstance(given, Mapping):
+        return {str(key): _plain(f"{name}.{key}", value) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        return [_plain(name, item) for item in given]
+    what = "a function" if inspect.isroutine(given) else f"an object of type {type(given).__name__}"
+    raise InputError(
+        f"{name} is {quoted(given)}, {what}, but a sweep is saved as text; give a number, or a text such as "
+        "'0.03 -> 0.001 cosine'."
+    )
+
+
+def _canonical(classes: list[type], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the names of settings to canonical ones, which also refuses unknown ones."""
+    preset = {"preset": given["preset"]} if "preset" in given and presets_of(classes) else {}
+    return preset | config.canonical(classes, {name: value for name, value in given.items() if name not in preset})
+
+
+def _swept(
+    algorithm: Any, classes: list[type], settings: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parameters by canonical names; those that cannot be swept are errors."""
+    if "preset" in given:  # chooses settings, but is none
+        raise InputError(f"preset cannot be swept: {_NOT_SWEPT['preset']}.")
+    found = config.canonical(classes, given)
+    deciding = ("reward_model", *algorithms.find(algorithm, settings).decided_by)
+    run_settings, known = {entry.name for entry in config.describe(RunConfig)}, fields_of(classes)
+    for name in found:
+        if name in _NOT_SWEPT:
+            raise InputError(f"{name} cannot be swept: {_NOT_SWEPT[name]}.")
+        if name in deciding:
+            raise InputError(
+                f"{name} cannot be swept: it decides which other settings there are, so move it to settings and make "
+                "one sweep for each."
+            )
+        if name in run_settings and name not in _RUN_SETTINGS:
+            raise InputError(f"{name} cannot be swept: it is the same for all runs, so move it to settings.")
+        if name not in known:
+            whole = next(name.removesuffix(ending) for ending in ENDINGS[1:] if name.endswith(ending))
+            raise InputError(
+                f"{name} cannot be swept by itself; sweep the parts of {whole}: start, end, shape, over, warmup."
+            )
+        if name in settings:
+            raise InputError(f"{name} is both fixed, under settings, and swept, under parameters; remove one of them.")
+    return found
+
+
+def _budget(classes: list[type], settings: Mapping[str, Any]) -> int:
+    """Return the budget of a run in env steps."""
+    preset = presets_of(classes).get(str(settings.get("preset")), {})
+    given = {key: value for key, value in {**preset, **settings}.items() if key == "total_steps"}
+    return config.build([RunConfig], given)[0].total_steps
+
+
+def _conditions(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    if not isinstance(given, list | tuple):
+        raise InputError(f"conditions is {quoted(given)}; write a list, with a line such as '- a <= b' for each.")
+    return list(given)
+
+
+def _sampler(given: Any, samples: Any, space: Space) -> tuple[str, int | None]:
+    """Check the sampler and the number of samples against the space."""
+    sampler = given if isinstance(given, str) else quoted(given)
+    sampler = sampler if sampler.startswith(OPTUNA) else config.underscored(sampler)
+    if sampler not in SAMPLERS and not sampler.startswith(OPTUNA):
+        known = [*SAMPLERS, f"{OPTUNA}TPESampler"]
+        raise InputError(f"There is no sampler {quoted(given)}; {closest(sampler, known)}")
+    grids = {key: domain.grid for key, domain in space.domains.items()}
+    count = math.prod(math.inf if grid is None else len(grid) for grid in grids.values())
+    if sampler == "grid":
+        if samples is not None:
+            raise InputError(f"samples is {quoted(samples)}, but a grid takes every combination; remove samples.")
+        for key, grid in grids.items():
+            if grid is None:
+                raise InputError(f"{key} is a range without steps, which a grid needs; add 'steps: 5' or give a list.")
+        if count > MOST_CONFIGURATIONS:
+            raise InputError(
+                f"The grid has {count} points, and the maximum is {MOST_CONFIGURATIONS}; give fewer values, or use "
+                "sampler: sobol with samples."
+            )
+        return sampler, None
+    if samples is None:
+        raise InputError(f"The sampler {sampler} needs the number of samples; add a line such as 'samples: 200'.")
+    wanted = _whole("samples", samples, least=1, most=MOST_CONFIGURATIONS)
+    if wanted > count and not sampler.startswith(OPTUNA):
+        raise InputError(
+            f"samples is {wanted}, but the parameters have only {count} combinations; use sampler: grid, or give fewer "
+            "samples."
+        )
+    return sampler, wanted
+
+
+def _seeds(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list | tuple):
+        return tuple(range(_whole("seeds", given, least=1, most=MOST_CONFIGURATIONS)))
+    if not given:
+        raise InputError("seeds is an empty list; give at least one seed, or a number of seeds.")
+    seeds = tuple(_whole("one of seeds", seed, least=-(2**63)) for seed in given)
+    for index, seed in enumerate(seeds):
+        if seed in seeds[:index]:
+            raise InputError(f"seeds has {seed} twice, which would train the same run twice; remove one.")
+    return seeds
+
+
+def _whole(name: str, given: Any, least: int, most: int = 2**63 - 1) -> int:
+    """Read a whole number between two limits, also from a text such as `1k`."""
+    is_integer = isinstance(given, int) and not isinstance(given, bool)
+    value = given if is_integer else number(given, name) if is_number(given) else math.nan
+    if not least <= value <= most or value != int(value):
+        limits = f"{least} or more" if most == 2**63 - 1 else f"from {least} to {most}"
+        raise InputError(f"{name} is {quoted(given)}; give a whole number, {limits}.")
+    return int(value)
