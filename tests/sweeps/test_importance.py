@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lehr.errors import InputError
-from lehr.sweeps.importance import marginals, permutation_importance
+from lehr.sweeps.importance import _drops, marginals, permutation_importance
 from lehr.sweeps.statistics import bootstrap, mean
 
 pytest.importorskip("sklearn", reason="needs lehr[sweeps]")
@@ -91,7 +91,7 @@ def test_bins_hold_equally_many_configurations(generator):
     values = generator.permutation(np.logspace(-4, -1, 100))
     scores = np.log10(values)
     found = marginals(values.tolist(), scores)
-    assert [each.count for each in found] == [20] * 5
+    assert [each.configurations for each in found] == [20] * 5
     ascending = np.sort(scores).reshape(5, 20)
     np.testing.assert_allclose([each.score.value for each in found], ascending.mean(axis=1))
     np.testing.assert_allclose(np.log10([each.centre for each in found]), np.median(ascending, axis=1), atol=0.02)
@@ -100,7 +100,7 @@ def test_bins_hold_equally_many_configurations(generator):
 
 def test_few_values_are_shown_one_by_one():
     found = marginals([4, None, 2, 4, 2, 2], np.array([1.0, 9.0, 2.0, 5.0, 4.0, 6.0]))
-    assert [(each.label, each.count, each.score.value) for each in found] == [
+    assert [(each.label, each.configurations, each.score.value) for each in found] == [
         ("2", 3, 4.0),
         ("4", 2, 3.0),
         ("not set", 1, 9.0),
@@ -112,3 +112,17 @@ def test_few_values_are_shown_one_by_one():
 def test_categories_are_shown_by_name():
     found = marginals(["tanh", "relu", True, "relu"], np.array([1.0, 2.0, 3.0, 4.0]))
     assert [(each.label, each.score.value) for each in found] == [("True", 3.0), ("relu", 3.0), ("tanh", 1.0)]
+
+
+def test_the_drops_are_those_of_scikit_learn(generator, monkeypatch):
+    """The same forest on the same data: only the shuffles differ, so there are many of them."""
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.inspection import permutation_importance as theirs
+
+    columns = generator.random((400, 3))
+    scores = 2 * columns[:, 0] + columns[:, 1]
+    forest = RandomForestRegressor(20, random_state=0).fit(columns[:200], scores[:200])
+    expected = theirs(forest, columns[200:], scores[200:], n_repeats=100, random_state=0).importances_mean
+    monkeypatch.setattr("lehr.sweeps.importance._REPEATS", 100)
+    found = _drops(forest, columns[200:], scores[200:], generator).mean(axis=1)
+    np.testing.assert_allclose(found, expected, atol=0.05)

@@ -66,7 +66,7 @@ def test_profile_is_one_minus_the_empirical_distribution(generator):
 
 
 def test_two_seeds_have_three_resampled_means():
-    """The means 0, 5 and 10 come with 1/4, 1/2 and 1/4: the middle half is 5, the middle 95 % is everything."""
+    """The means 0, 5 and 10 come with 1/4, 1/2 and 1/4: the middle half is 5, the middle 95% is everything."""
     scores = np.array([0.0, 10.0])
     assert bootstrap(mean, scores, confidence=0.4)[1:] == (5, 5)
     assert bootstrap(mean, scores, confidence=0.95)[1:] == (0, 10)

@@ -4,7 +4,7 @@ The last axis of an array of scores is the seeds; every axis before it (configur
 so a resample draws seeds within each of them and never mixes two. Agarwal et al. (2021), "Deep reinforcement learning
 at the edge of the statistical precipice", say why these and not the mean of the best runs.
 
-A percentile interval of few seeds is too narrow: at 95 %, five seeds cover about 85 %, ten about 90 %.
+A percentile interval of few seeds is too narrow: at 95%, five seeds cover about 85%, ten about 90%.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 RESAMPLES = 2000
-"""Bootstrap resamples: enough for two digits of a 95 % interval."""
+"""Bootstrap resamples: enough for two digits of a 95% interval."""
 CONFIDENCE = 0.95
 _LARGEST_BLOCK = 2_000_000
 """The maximum number of scores that are resampled at once."""
