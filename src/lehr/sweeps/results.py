@@ -36,5 +36,7 @@ class Results:
     """bool `[C, S]`: the member had too many non-finite updates and was frozen."""
     again: dict[int, np.ndarray] = field(default_factory=dict)
     """By configuration, `[F]`: scores of the best ones, trained again with fresh seeds."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """The settings that all configurations share, as `lehr train` takes them: `{"total_steps": "500k"}`."""
     notes: dict[str, str] = field(default_factory=dict)
     """Other facts to show, such as the time that it took, by name."""

@@ -1,0 +1,252 @@
+"""What the report of a sweep shows, as a tree of plain values for JSON: thinned, rounded, NaN as None."""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lehr.sweeps.importance import FEWEST_CONFIGURATIONS, is_numeric, marginals, permutation_importance
+from lehr.sweeps.ranking import Ranking
+from lehr.sweeps.results import Results
+from lehr.sweeps.statistics import Estimate, bootstrap, performance_profile
+
+TOP = 5
+"""The number of best configurations that are drawn with colours of their own."""
+_MOST_LINES = 1000
+"""The maximum number of configurations whose curves are drawn."""
+_MOST_POINTS = 100_000
+"""The maximum number of points of all curves in one chart."""
+_FEWEST_ROWS, _MOST_ROWS = 60, 150
+"""Limits of the number of points in one curve."""
+_THRESHOLDS = 101
+_LOG_SPREAD = 20
+"""The ratio of the highest to the lowest value from which an axis is logarithmic."""
+_LOG_DEPTH = 100
+"""How far below the lowest of the schedules' peaks a logarithmic axis goes, where schedules reach 0."""
+
+
+def report_data(results: Results, ranking: Ranking) -> dict[str, Any]:
+    """All that the page draws. Lists with one entry per configuration are in the order of the sweep."""
+    drawn = _drawn(ranking)
+    return {
+        "top": ranking.order[:TOP].tolist(),
+        "parameters": [
+            {"name": name, "numeric": is_numeric(values), "log": is_numeric(values) and _is_wide(values)}
+            for name, values in results.parameters.items()
+        ],
+        "configurations": _configurations(results, ranking),
+        "drawn": drawn.tolist(),
+        "returns": _returns(results, ranking, drawn),
+        "schedules": _schedules(results, drawn),
+        "importance": _importance(results, ranking),
+        "marginals": _marginals(results, ranking),
+        "profiles": _profiles(results, ranking),
+    }
+
+
+def command(results: Results, configuration: int) -> str:
+    """The settings of one configuration as a command line for a POSIX shell.
+
+    >>> results = Results("", "CartPole-v1", "ppo", {}, [{"entropy_coef": "0.03 -> 0"}], *[np.zeros((1, 1))] * 4)
+    >>> command(results, 0)
+    "lehr train ppo --env CartPole-v1 --entropy-coef '0.03 -> 0'"
+    """
+    words = ["lehr", "train", results.algorithm, "--env", results.env]
+    for name, text in (results.settings | results.texts[configuration]).items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    return shlex.join(words)
+
+
+def _configurations(results: Results, ranking: Ranking) -> list[dict[str, Any]]:
+    seeds = (results.members >= 0).sum(axis=1)
+    frozen = np.zeros(len(seeds), int) if results.frozen is None else results.frozen.sum(axis=1)
+    return [
+        {
+            "place": int(ranking.place[c]),
+            "selected": plain([values[c] for values in ranking.selected]),
+            "fresh": plain(ranking.fresh[c]) if c in ranking.fresh else None,
+            "seeds": int(seeds[c]),
+            "failed": int(ranking.failed[c]),
+            "frozen": int(frozen[c]),
+            "values": [_value(values[c]) for values in results.parameters.values()],
+            "settings": " ".join(f"{name}: {text};" for name, text in results.texts[c].items()).rstrip(";"),
+            "command": command(results, c),
+        }
+        for c in range(len(seeds))
+    ]
+
+
+def _value(value: Any) -> Any:
+    """A parameter's value: a number or None as it is, anything else as text."""
+    return plain(value) if value is None or is_numeric([value]) else str(value)
+
+
+def _drawn(ranking: Ranking) -> np.ndarray:
+    """The configurations whose curves are drawn, the best first: all, or if there are too many, evenly by place."""
+    count = len(ranking.order)
+    if count <= _MOST_LINES:
+        return ranking.order
+    rest = np.linspace(TOP, count - 1, _MOST_LINES - TOP).round().astype(int)
+    return ranking.order[np.concatenate([np.arange(TOP), rest])]
+
+
+def _returns(results: Results, ranking: Ranking, drawn: np.ndarray) -> dict[str, Any]:
+    """The mean return over seeds of every configuration that is drawn, and the range of the seeds of the best."""
+    bins = _rows(len(results.env_steps), len(drawn))
+    thinned = _bin_means(results.returns, bins)  # [bins, C, S]
+    top = thinned[:, ranking.order[:TOP]]
+    lowest, highest = np.where(np.isnan(top), np.inf, top).min(-1), np.where(np.isnan(top), -np.inf, top).max(-1)
+    return {
+        "steps": plain(_bin_means(results.env_steps, bins)),
+        "means": plain(_mean_of_known(thinned[:, drawn], axis=-1).T),
+        "low": plain(lowest.T),
+        "high": plain(highest.T),
+    }
+
+
+def _schedules(results: Results, drawn: np.ndarray) -> dict[str, Any]:
+    rows = len(results.env_steps)
+    kept = np.unique(np.linspace(0, max(rows - 1, 0), _rows(rows, len(drawn))).round().astype(int))
+    panels = []
+    for name, applied in results.schedules.items():
+        values = np.asarray(applied, dtype=float)[kept][:, drawn]
+        floor = _log_floor(values)
+        panel = {"name": name, "floor": plain(floor), "cut": bool(floor is not None and (values < floor).any())}
+        if (values == values[:1]).all():  # nothing but constants: their ends are enough
+            values, panel["ends"] = values[[0, -1]], True
+        panels.append(panel | {"values": plain(values.T if floor is None else np.maximum(values, floor).T)})
+    return {"steps": plain(results.env_steps[kept]), "panels": panels}
+
+
+def _log_floor(values: np.ndarray) -> float | None:
+    """The lowest value of a logarithmic axis for schedules `[rows, C]`; None if a linear one is better."""
+    known = values[np.isfinite(values)]
+    if not known.size or known.min() < 0:
+        return None
+    if known.min() > 0:
+        return float(known.min()) if known.max() / known.min() >= _LOG_SPREAD else None
+    peaks = np.nanmax(values, axis=0)
+    peaks = peaks[peaks > 0]
+    if not peaks.size or peaks.max() / peaks.min() < _LOG_SPREAD:
+        return None
+    return float(peaks.min() / _LOG_DEPTH)
+
+
+def _importance(results: Results, ranking: Ranking) -> dict[str, Any] | None:
+    scores = ranking.selected.value
+    if not results.parameters or len(scores) < FEWEST_CONFIGURATIONS or not np.isfinite(scores).all():
+        return None
+    found = permutation_importance(results.parameters, scores)
+    return {
+        "names": found.names,
+        "drops": plain(found.drops),
+        "deviations": plain(found.deviations),
+        "r_squared": plain(found.r_squared),
+    }
+
+
+def _marginals(results: Results, ranking: Ranking) -> list[list[dict[str, Any]]]:
+    """For each parameter, its values or bins."""
+    if np.isnan(ranking.worst):
+        return []
+    return [
+        [
+            {
+                "label": each.label,
+                "centre": plain(each.centre),
+                "count": each.configurations,
+                "score": plain(each.score),
+            }
+            for each in marginals(values, ranking.selected.value)
+        ]
+        for values in results.parameters.values()
+    ]
+
+
+def _profiles(results: Results, ranking: Ranking) -> dict[str, Any] | None:
+    """The share of runs above each score: of the winner, of the best tenth, and of the whole sweep."""
+    if np.isnan(ranking.worst):
+        return None
+    everything = np.concatenate(ranking.runs)
+    lowest, highest = np.nanmin(everything), np.nanmax(everything)
+    margin = 0.02 * (highest - lowest) or 1.0
+    thresholds = np.linspace(lowest - margin, highest + margin, _THRESHOLDS)
+    count = len(ranking.order)
+    groups = {"winner": ranking.order[:1]}
+    if count >= 20:
+        groups[f"best {count // 10} configurations"] = ranking.order[: count // 10]
+    if count > 1:
+        groups["all configurations"] = ranking.order
+    return {
+        "thresholds": plain(thresholds),
+        "lines": [
+            {"name": name, "share": plain(_profile([ranking.runs[c] for c in group], thresholds))}
+            for name, group in groups.items()
+        ],
+    }
+
+
+def _profile(runs: Sequence[np.ndarray], thresholds: np.ndarray) -> Estimate:
+    """The profile of configurations, which may differ in their number of seeds: `[K]` each."""
+    counts = sorted({len(each) for each in runs} - {0})
+    rectangles = [np.stack([each for each in runs if len(each) == count]) for count in counts]
+    total = sum(rectangle.size for rectangle in rectangles)
+
+    def share(*samples: np.ndarray) -> np.ndarray:
+        parts = [performance_profile(sample, thresholds) * (sample.shape[-2] * sample.shape[-1]) for sample in samples]
+        return np.sum(parts, axis=0) / total
+
+    return bootstrap(share, *rectangles, resamples=500)
+
+
+# Arrays for JSON ---------------------------------------------------------------------------------------------------
+
+
+def _rows(rows: int, curves: int) -> int:
+    """The number of points of each curve, so that a chart has not too many."""
+    return min(rows, max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_POINTS // max(curves, 1))))
+
+
+def _bin_means(values: np.ndarray, bins: int) -> np.ndarray:
+    """The means of neighbouring rows, without NaNs: `[R, ...]` to `[bins, ...]`; NaN where all are."""
+    edges = np.linspace(0, len(values), bins, endpoint=False).astype(int)
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0), edges, axis=0) if bins else values
+    counts = np.add.reduceat(known.astype(float), edges, axis=0) if bins else values
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
+    known = np.isfinite(values)
+    counts = known.sum(axis=axis)
+    sums = np.where(known, values, 0.0).sum(axis=axis)
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _is_wide(values: Sequence[Any]) -> bool:
+    """Whether numbers are positive and span so many orders that a logarithmic axis shows them better."""
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    return bool(known) and min(known) > 0 and max(known) / min(known) >= _LOG_SPREAD
+
+
+def plain(value: Any) -> Any:
+    """Numbers, arrays and trees of them for JSON: rounded to five digits; None for what is not finite.
+
+    >>> plain([np.float32(0.1), np.array([[1.0, np.nan]]), 123456.7])
+    [0.1, [[1, None]], 123460]
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
