@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.schedules.schedule import Schedule
     from lehr.schedules.spec import schedule
+    from lehr.sweeps.api import SweepResult, load_sweep, resume_sweep, sweep
+    from lehr.sweeps.pick import pick
     from lehr.training.api import Result, load, resume, train
 
 __version__ = "0.1.0.dev0"
@@ -23,13 +25,18 @@ __version__ = "0.1.0.dev0"
 _LATER = {
     "Result": "lehr.training.api",
     "Schedule": "lehr.schedules.schedule",
+    "SweepResult": "lehr.sweeps.api",
     "evaluate": "lehr.acting.evaluation",
     "load": "lehr.training.api",
+    "load_sweep": "lehr.sweeps.api",
+    "pick": "lehr.sweeps.pick",
     "record": "lehr.acting.recording",
     "resolve_coefficient": "lehr.algorithms.vocabulary",
     "resolve_entropy_coefficient": "lehr.algorithms.vocabulary",
     "resume": "lehr.training.api",
+    "resume_sweep": "lehr.sweeps.api",
     "schedule": "lehr.schedules.spec",
+    "sweep": "lehr.sweeps.api",
     "train": "lehr.training.api",
 }
 
@@ -37,15 +44,20 @@ __all__ = [
     "InputError",
     "Result",
     "Schedule",
+    "SweepResult",
     "__version__",
     "envs",
     "evaluate",
     "load",
+    "load_sweep",
+    "pick",
     "record",
     "resolve_coefficient",
     "resolve_entropy_coefficient",
     "resume",
+    "resume_sweep",
     "schedule",
+    "sweep",
     "train",
 ]
 

@@ -29,6 +29,8 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train an agent", "lehr.cli.train"),
     "resume": Command("resume a stopped run, or extend a finished one", "lehr.cli.resume"),
     "eval": Command("evaluate a run's policy", "lehr.cli.evaluate"),
+    "sweep": Command("train many configurations at once, and report which is best", "lehr.cli.sweep"),
+    "pick": Command("take members out of a sweep as ordinary runs", "lehr.cli.pick"),
     "plot": Command("plot the learning curves of one or more runs", "lehr.cli.plot"),
     "play": Command("record an episode of a run's policy as a GIF", "lehr.cli.play"),
     "record": Command("record episodes of a run's policy as demonstrations", "lehr.cli.record"),

@@ -66,6 +66,13 @@ BACKWARD_BLOCK_ROWS = 64
 """Rows per block of the backward kernel, which keeps more per row on chip."""
 BACKWARD_NUM_WARPS = 4
 """Warps per program of the backward kernel."""
+MEMBER_BLOCK_ROWS = 128
+"""As `BLOCK_ROWS`, for each member of a population; fewer if there are fewer."""
+MEMBER_NUM_WARPS = 4
+MEMBER_FEW_NUM_WARPS = 1
+"""Warps for blocks of `FEWEST_ROWS`, as in acting."""
+MEMBER_BACKWARD_BLOCK_ROWS = 64
+MEMBER_BACKWARD_NUM_WARPS = 4
 PROGRAMS = 264
 """Programs of the backward kernel, over all networks: two for each of the 132 processors of an H200."""
 NARROW = 64
@@ -136,20 +143,29 @@ def fused_mlp(
 
 def _plan(x: jax.Array, layers: Sequence[Layer], activation: str, precision: lax.PrecisionLike = None) -> "_Plan":
     rows, members = math.prod(x.shape[:-1]), _members.get()
-    most = BLOCK_ROWS if rows * members >= FEW_ROWS else BLOCK_ROWS // 2
-    needed = max(FEWEST_ROWS, pl.next_power_of_2(rows)) if members > 1 else most
-    return _Plan(
+    plan = _Plan(
         rows=rows,
         networks=layers[0][0].shape[0],
         sizes=(x.shape[-1], *(bias.shape[-1] for _, bias in layers)),
         activation=activation,
         precision=precision,
-        block_rows=min(most, needed),
+        block_rows=BLOCK_ROWS if rows >= FEW_ROWS else BLOCK_ROWS // 2,
         num_warps=NUM_WARPS,
-        backward_block_rows=min(BACKWARD_BLOCK_ROWS, needed),
+        backward_block_rows=BACKWARD_BLOCK_ROWS,
         backward_num_warps=BACKWARD_NUM_WARPS,
-        programs=max(1, PROGRAMS // members),
+        programs=PROGRAMS,
         interpret=INTERPRET,
+    )
+    if members == 1:
+        return plan
+    needed = max(FEWEST_ROWS, pl.next_power_of_2(rows))
+    return replace(
+        plan,
+        block_rows=min(MEMBER_BLOCK_ROWS, needed),
+        num_warps=MEMBER_FEW_NUM_WARPS if needed == FEWEST_ROWS else MEMBER_NUM_WARPS,
+        backward_block_rows=min(MEMBER_BACKWARD_BLOCK_ROWS, needed),
+        backward_num_warps=MEMBER_BACKWARD_NUM_WARPS,
+        programs=max(1, PROGRAMS // members),
     )
 
 

@@ -6,18 +6,19 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lehr import algorithms, config
 from lehr.config.build import presets_of
-from lehr.config.fields import fields_of
+from lehr.config.fields import fields_of, is_none
 from lehr.errors import InputError, closest, quoted, shortened
 from lehr.schedules.coefficient import Coefficient
-from lehr.schedules.constructors import number
+from lehr.schedules.constructors import number, position
 from lehr.schedules.keys import ENDINGS, coefficient_schedule, is_number
 from lehr.sweeps.conditions import Condition
+from lehr.sweeps.domains import Range
 from lehr.sweeps.space import Point, Space
 from lehr.training import api
 from lehr.training.plan import RunConfig, settings_classes
@@ -29,7 +30,10 @@ OPTUNA = "optuna:"
 MOST_CONFIGURATIONS = 100_000
 """The largest number of configurations of a sweep, and of points of a grid."""
 
-_KEYS = ("algorithm", "settings", "parameters", "conditions", "sampler", "samples", "sampler_seed", "seeds")
+_KEYS = (
+    *("algorithm", "settings", "parameters", "conditions", "sampler", "samples", "sampler_seed", "seeds"),
+    *("confirm", "evolution"),
+)
 _RUN_SETTINGS = ("env_parameters", "action_repeat", "frame_stack")
 """The settings of a run, apart from the algorithm's, that may be swept."""
 _NOT_SWEPT = {
@@ -39,6 +43,27 @@ _NOT_SWEPT = {
     "preset": "it only fills in missing settings, so move it to settings or sweep what it sets",
 }
 """Settings that cannot be swept, and what to do instead."""
+
+
+class Confirm(NamedTuple):
+    """The best configurations are trained again with fresh seeds, because the best of many is in part the luckiest."""
+
+    top: int = 5
+    """So many configurations."""
+    seeds: int = 5
+    """With so many fresh seeds each."""
+
+
+class EvolutionSettings(NamedTuple):
+    """Population-based training: see `lehr.sweeps.evolution`."""
+
+    method: str = "pbt"
+    interval: float | str = "5%"
+    """Between rankings: a share of the budget, or env steps."""
+    share: float = 0.25
+    """The share of the members that is replaced, and the share that they are copied from."""
+    factor: float = 1.2
+    """A copied member's coefficients are multiplied or divided by this."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +111,10 @@ class Definition:
     """Random seed of the sampler."""
     seeds: tuple[int, ...]
     """The seeds that each configuration is trained with."""
+    confirm: Confirm
+    """What is trained again at the end."""
+    evolution: EvolutionSettings | None
+    """How members change while they train; `None` if they do not."""
     space: Space = field(repr=False, compare=False)
     """The parameters, as the samplers use them."""
 
@@ -134,7 +163,23 @@ class Definition:
         sampler, samples = _sampler(given.get("sampler", "sobol"), given.get("samples"), space)
         sampler_seed = _whole("sampler_seed", given.get("sampler_seed", 0), least=0)
         seeds = _seeds(given.get("seeds", 1))
-        return cls(algorithm, settings, parameters, conditions, sampler, samples, sampler_seed, seeds, space)
+        confirm = _confirm(given.get("confirm"), len(seeds))
+        evolution = _evolution(given.get("evolution"), space, parameters)
+        if evolution is not None and given.get("confirm") is None:
+            confirm = Confirm(0, 0)
+        return cls(
+            algorithm,
+            settings,
+            parameters,
+            conditions,
+            sampler,
+            samples,
+            sampler_seed,
+            seeds,
+            confirm,
+            evolution,
+            space,
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the definition as a sweep file has it; `from_mapping` turns it back."""
@@ -147,6 +192,8 @@ class Definition:
             "samples": self.samples,
             "sampler_seed": self.sampler_seed,
             "seeds": len(self.seeds) if self.seeds == tuple(range(len(self.seeds))) else list(self.seeds),
+            "confirm": self.confirm._asdict(),
+            "evolution": None if self.evolution is None else self.evolution._asdict(),
         }
         return {key: value for key, value in found.items() if value is not None and value != []}
 
@@ -315,6 +362,57 @@ def _sampler(given: Any, samples: Any, space: Space) -> tuple[str, int | None]:
             "samples."
         )
     return sampler, wanted
+
+
+def _parts(key: str, given: Any, known: tuple[str, ...]) -> dict[str, Any]:
+    found = {config.underscored(name): value for name, value in _mapping(key, given).items()}
+    for name in found:
+        if name not in known:
+            raise InputError(f"{key} has no part {quoted(name)}; {closest(name, known)}")
+    return found
+
+
+def _confirm(given: Any, seeds: int) -> Confirm:
+    if given is False or (given is not None and is_none(given)):
+        return Confirm(0, 0)
+    parts = _parts("confirm", given, Confirm._fields)
+    top = _whole("confirm.top", parts.get("top", Confirm().top), least=0, most=MOST_CONFIGURATIONS)
+    fresh = _whole("confirm.seeds", parts.get("seeds", max(Confirm().seeds, seeds)), least=0, most=MOST_CONFIGURATIONS)
+    return Confirm(top, fresh)
+
+
+def _evolution(given: Any, space: Space, parameters: Mapping[str, Any]) -> EvolutionSettings | None:
+    """Check the settings of population-based training, which perturbs coefficients within the swept ranges."""
+    if given is None:
+        return None
+    parts = _parts("evolution", given, EvolutionSettings._fields)
+    found = EvolutionSettings(**parts)
+    if found.method != "pbt":
+        raise InputError(f"evolution.method is {quoted(found.method)}; it must be pbt.")
+    for name, low, high in (("share", 0.0, 0.5), ("factor", 1.0, 10.0)):
+        value = getattr(found, name)
+        value = number(value, f"evolution.{name}") if is_number(value) else math.nan
+        if not low < value <= high:
+            raise InputError(
+                f"evolution.{name} is {quoted(getattr(found, name))}; it must be above {low:g}, at most {high:g}."
+            )
+        found = EvolutionSettings(**{**found._asdict(), name: float(value)})
+    try:
+        steps = position(found.interval).bound(space.total_steps)
+    except InputError as error:
+        raise InputError(f"evolution.interval: {error}") from None
+    if not 0 < steps < space.total_steps:
+        raise InputError(
+            f"evolution.interval is {quoted(found.interval)}; it must be above 0 and less than the budget, such as 5%."
+        )
+    for name in parameters:
+        if space.is_static(name):
+            raise InputError(f"{name} shapes the program, so evolution cannot change it; move it to settings.")
+        if not isinstance(space.domains.get(name), Range):
+            raise InputError(
+                f"{name} is not a range of numbers, but evolution perturbs numbers; give {{low: ..., high: ...}}."
+            )
+    return found
 
 
 def _seeds(given: Any) -> tuple[int, ...]:

@@ -34,6 +34,12 @@ SAVE_SECONDS = 60.0
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
+def default_window(plan: Plan) -> int:
+    """Number of updates of a row: as the user says, or so many that there are at most `MOST_ROWS` rows."""
+    every = plan.run.log_every
+    return max(1, -(-plan.updates // MOST_ROWS)) if every is None else plan.every(every)
+
+
 @dataclass(frozen=True)
 class Population:
     """Everything about a population except its directory."""
@@ -49,8 +55,8 @@ class Population:
     @property
     def window(self) -> int:
         """Number of updates that a row of the metrics stands for."""
-        every = self.plan.run.log_every
-        return max(1, -(-self.plan.updates // MOST_ROWS)) if every is None else self.plan.every(every)
+        window = default_window(self.plan)
+        return window if self.evolution is None else math.gcd(window, self.evolution.interval)
 
     def loop(
         self, directory: RunDirectory, make_progress: Callable[..., Any], progress_fn: ProgressFunction | None = None
@@ -106,7 +112,7 @@ def make_population(
     members: Sequence[Mapping[str, Any]],
     labels: Sequence[str] | None = None,
     env: AnyEnvironment | None = None,
-    evolution: Evolution | None = None,
+    make_evolution: Callable[[Plan], Evolution] | None = None,
     base: Plan | None = None,
 ) -> Population:
     """Assemble a population.
@@ -116,7 +122,7 @@ def make_population(
         members: the settings of each; they may differ in coefficients and seeds.
         labels: the name of each member, for messages; by default its number.
         env: the environment, if it is not given by name.
-        evolution: changes members while they train.
+        make_evolution: makes what changes members while they train, from the plan of a member.
         base: the plan of a run that may be a member, made here if omitted; populations with the same base share one
             compiled program.
     """
@@ -138,6 +144,7 @@ def make_population(
     program = replace(plan.program, most_rejected=plan.run.max_rejected)
     seeds = [one.configs[0].seed for one in found]
     state = initial_members(plan, program, [one.coefficients for one in found], seeds)
+    evolution = None if make_evolution is None else make_evolution(plan)
     whole = PopulationState(state, evolution.init(state) if evolution is not None else ())
     settings = tuple({"algorithm": plan.algorithm, **config.to_mapping(*one.configs)} for one in found)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))

@@ -20,7 +20,7 @@ EVERY_UPDATE = 10_000
 """By default, updates up to this one all have a row."""
 _SUMS = ("episode/count", "environment/")
 _PER_EPISODE = ("episode/return", "episode/length")
-_LATEST = ("update", "env_steps", "coef/", "time/", "evaluate/")
+_LATEST = ("update", "env_steps", "coef/", "time/", "evaluate/", "evolution/")
 
 
 def is_sum(name: str) -> bool:

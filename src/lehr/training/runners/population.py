@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,18 @@ class PopulationState(NamedTuple):
 class Evolution(Protocol):
     """Changes members while they train: a static, hashable value, whose methods are part of the compiled program."""
 
+    names: ClassVar[tuple[str, ...]]
+    """Names of its metrics, sorted."""
+
+    @property
+    def interval(self) -> int:
+        """It changes members only after updates whose number is a multiple of this."""
+
     def init(self, members: TrainState) -> PyTree:
         """Return its state before the first update."""
 
-    def __call__(self, state: PopulationState, metrics: Metrics) -> PopulationState:
-        """Return the population after an update of all members with these metrics, `[P]` each."""
+    def __call__(self, state: PopulationState, metrics: Metrics) -> tuple[PopulationState, Metrics]:
+        """Return the population after an update with these metrics, `[P]` each, and metrics of what changed, `[P]`."""
 
 
 class TooLarge(Exception):
@@ -78,7 +85,7 @@ class PopulationRunner:
     ) -> None:
         self.program, self.window, self.evolution = program, window, evolution
         one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.members)
-        self.names = metric_names(program, one, state.size)
+        self.names = (*metric_names(program, one, state.size), *(evolution.names if evolution is not None else ()))
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
 
@@ -154,7 +161,8 @@ def population_chunk(
         members, metrics = update_all(state.members)
         state = state._replace(members=members)
         if evolution is not None:
-            state = evolution(state, metrics)
+            state, changes = evolution(state, metrics)
+            metrics |= changes
         row = jnp.stack([metrics[name].astype(jnp.float32) for name in names], axis=-1)
         slot = index // window
         total, weight = rule.add(totals[slot], weights[slot], row)

@@ -1,0 +1,260 @@
+"""Run a sweep from its definition to its report."""
+
+import contextlib
+import datetime
+import itertools
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lehr import algorithms, config
+from lehr.envs import AnyEnvironment
+from lehr.errors import InputError
+from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition
+from lehr.sweeps.directory import ROOT, Member, SweepDirectory
+from lehr.sweeps.evolution import make_evolution
+from lehr.sweeps.gathering import gather, scores
+from lehr.sweeps.headline import verdict
+from lehr.sweeps.lineage import Fit, ancestors, fit
+from lehr.sweeps.ranking import Ranking, rank
+from lehr.sweeps.report import write_report
+from lehr.sweeps.results import Results
+from lehr.sweeps.running import Stopped, Waves
+from lehr.sweeps.samplers import make_sampler
+from lehr.training import columns
+from lehr.training.directory import Status
+
+ROUNDS = 8
+"""A sampler that learns from scores is asked about this many times."""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep: its definition, its directory, and what it found so far."""
+
+    directory: Path
+    definition: Definition
+    is_finished: bool
+    seconds: float = 0.0
+    """How long this call took."""
+    compile_seconds: float = 0.0
+    """How much of that was spent compiling."""
+    env: AnyEnvironment | None = field(default=None, repr=False)
+
+    @cached_property
+    def results(self) -> Results:
+        """The results as arrays."""
+        swept = [name for name in self.definition.parameters if not self.definition.is_static(name)]
+        notes = {"total steps": f"{self.definition.space.total_steps:,} env steps for each member"}
+        name = algorithms.name_of(self.definition.algorithm)
+        env = str(self.definition.settings.get("env", "CartPole-v1"))
+        return gather(SweepDirectory(self.directory), name, env, swept, notes)
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The configurations from the best to the worst, with how sure that is."""
+        return rank(self.results)
+
+    @property
+    def summary(self) -> str:
+        """What was found, in one sentence."""
+        return verdict(self.ranking)
+
+
+def sweep(
+    definition: str | Path | Mapping[str, Any] | Definition,
+    *,
+    out: str | Path | None = None,
+    env: AnyEnvironment | None = None,
+    wave_size: int | None = None,
+    progress: bool = True,
+    trust: bool = False,
+) -> SweepResult:
+    """Train all members of a sweep, the best ones again with fresh seeds, and write a report.
+
+    Args:
+        definition: a sweep file, or a mapping with its keys; see docs/sweeps.md.
+        out: directory of the sweep; by default `sweeps/<algorithm>-<env>-<time>`.
+        env: the environment, if it is not given by name.
+        wave_size: at most so many members are trained at once; by default as many as fit into memory.
+        progress: show progress.
+        trust: allow the file to run code from outside Lehr.
+    """
+    read = _read(definition, trust)
+    _check_size(wave_size)
+    path = Path(out) if out is not None else _default_path(read)
+    with _locked(SweepDirectory.create(path)) as directory:
+        config.to_yaml(directory.definition, read.to_mapping())
+        return _run(read, directory, env, wave_size, progress)
+
+
+def resume_sweep(
+    path: str | Path,
+    *,
+    env: AnyEnvironment | None = None,
+    wave_size: int | None = None,
+    progress: bool = True,
+    trust: bool = False,
+) -> SweepResult:
+    """Continue a sweep that was stopped, as if it had never stopped.
+
+    Args:
+        path: its directory, or its name under `sweeps/`.
+        env: the environment, if the sweep was given an object.
+        wave_size: for members that are not planned yet.
+        progress: show progress.
+        trust: allow the sweep to run code from outside Lehr.
+    """
+    directory = SweepDirectory.open(path)
+    read = Definition.read(directory.definition, trust)
+    _check_size(wave_size)
+    with _locked(directory):
+        return _run(read, directory, env, wave_size, progress)
+
+
+def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
+    """Load a sweep: its definition, and what its members found so far.
+
+    Args:
+        path: its directory, or its name under `sweeps/`.
+        trust: allow the sweep to run code from outside Lehr.
+    """
+    directory = SweepDirectory.open(path)
+    is_finished = directory.run.read_status()["status"] == "finished"
+    return SweepResult(directory.path, Definition.read(directory.definition, trust), is_finished)
+
+
+def members_of(configurations: Sequence[Configuration], seeds: Sequence[int], first: int = 0) -> list[Member]:
+    """Every configuration with every seed; numbers begin with `first`."""
+    pairs = itertools.product(configurations, seeds)
+    return [
+        Member(number, configuration.number, seed, configuration.point, configuration.settings)
+        for number, (configuration, seed) in enumerate(pairs, first)
+    ]
+
+
+def _read(definition: str | Path | Mapping[str, Any] | Definition, trust: bool) -> Definition:
+    if isinstance(definition, Definition):
+        return definition
+    if isinstance(definition, Mapping):
+        return Definition.from_mapping(definition)
+    return Definition.read(definition, trust)
+
+
+def _check_size(wave_size: int | None) -> None:
+    if wave_size is not None and wave_size < 1:
+        raise InputError(f"wave_size is {wave_size}; it must be 1 or more.")
+
+
+def _default_path(definition: Definition) -> Path:
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    env = definition.settings.get("env", "CartPole-v1")
+    name = re.sub(r"[^\w.-]+", "-", f"{algorithms.name_of(definition.algorithm)}-{env}-{now}")
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(ROOT / free for free in names if not (ROOT / free).exists())
+
+
+@contextlib.contextmanager
+def _locked(directory: SweepDirectory) -> Iterator[SweepDirectory]:
+    """Hold the lock of a sweep, and write down how it ends."""
+    with directory.run:
+        try:
+            yield directory
+        except BaseException as error:
+            status: Status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            with contextlib.suppress(OSError):
+                directory.run.write_status(status, f"{type(error).__name__}: {error}")
+            raise
+
+
+def _run(
+    definition: Definition, directory: SweepDirectory, env: AnyEnvironment | None, wave_size: int | None, progress: bool
+) -> SweepResult:
+    """Train what is not trained yet, and write the report."""
+    begin = time.perf_counter()
+    directory.run.write_status("running")
+    evolution = None
+    if definition.evolution is not None:
+        evolution = partial(make_evolution, definition.evolution, definition.space, definition.sampler_seed)
+    waves = Waves(directory, definition.algorithm, env, evolution, wave_size, progress)
+    is_finished = False
+    try:
+        tried = _search(definition, directory, waves)
+        _confirm(definition, directory, waves, tried)
+        is_finished = True
+        directory.run.write_status("finished")
+    except Stopped as stopped:
+        directory.run.write_status("stopped", str(stopped))
+    seconds = time.perf_counter() - begin
+    result = SweepResult(directory.path, definition, is_finished, seconds, waves.compile_seconds, env)
+    if result.results.members.size:
+        with contextlib.suppress(InputError):  # without its packages there is no report; the summary says so
+            write_report(result.results, directory.report)
+    return result
+
+
+def _search(definition: Definition, directory: SweepDirectory, waves: Waves) -> list[Member]:
+    """Train the configurations that the sampler asks for, and return the members."""
+    sampler = make_sampler(definition)
+    adapts = definition.sampler.startswith(OPTUNA)
+    count = -(-(definition.samples or 1) // ROUNDS) if adapts else MOST_CONFIGURATIONS
+    tried: list[Member] = []
+    while configurations := sampler.ask(count):
+        members = members_of(configurations, definition.seeds, len(tried))
+        waves.train(members)
+        tried += members
+        if adapts:
+            sampler.tell(configurations, _means(directory, members, len(configurations)).tolist())
+    return tried
+
+
+def _means(directory: SweepDirectory, members: Sequence[Member], configurations: int) -> np.ndarray:
+    """The mean score of each configuration; a failed member counts as the lowest score among them."""
+    found = scores(directory, members).reshape(configurations, -1)
+    lowest = np.nanmin(found) if np.isfinite(found).any() else np.nan
+    return np.where(np.isnan(found), lowest, found).mean(1)
+
+
+def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tried: list[Member]) -> None:
+    """Train the best configurations again with fresh seeds: the best of many was in part the luckiest.
+
+    If members changed while they trained, the best one's path is trained again, as a schedule.
+    """
+    top, count = definition.confirm
+    if not top or not count:
+        return
+    if definition.evolution is not None:
+        order = np.argsort(-np.nan_to_num(scores(directory, tried), nan=-np.inf), kind="stable")[:top]
+        chosen = [replace(tried[index], settings=followed(directory, definition, tried[index])) for index in order]
+    else:
+        size = len(definition.seeds)
+        order = np.argsort(-np.nan_to_num(_means(directory, tried, len(tried) // size), nan=-np.inf), kind="stable")
+        chosen = [tried[index * size] for index in order[:top]]
+    first = max(definition.seeds) + 1
+    pairs = itertools.product(chosen, range(first, first + count))
+    waves.train(
+        [replace(one, number=number, seed=seed, fresh=True) for number, (one, seed) in enumerate(pairs, len(tried))]
+    )
+
+
+def followed(directory: SweepDirectory, definition: Definition, member: Member) -> dict[str, Any]:
+    """The settings of a member of an evolution, with the path of its coefficients as schedules."""
+    found = paths(directory, definition, member)
+    return {**member.settings, **{name: str(path.schedule) for name, path in found.items()}}
+
+
+def paths(directory: SweepDirectory, definition: Definition, member: Member) -> dict[str, Fit]:
+    """By coefficient, the path that led to a member of an evolution, fitted with a few phases."""
+    wave = next(wave for wave in directory.read_waves() if member.number in [one.number for one in wave.members])
+    place = [one.number for one in wave.members].index(member.number)
+    names = [f"coef/{name}" for name in definition.parameters]
+    table = columns.read(directory.wave_path(wave.number) / "metrics", ["env_steps", "evolution/parent", *names])
+    line = ancestors(table["evolution/parent"].astype(int), place)
+    rows = np.arange(len(line))
+    return {name: fit(table["env_steps"], table[f"coef/{name}"][rows, line]) for name in definition.parameters}

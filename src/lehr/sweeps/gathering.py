@@ -1,0 +1,133 @@
+"""Collect what the members of a sweep found into arrays."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from lehr.sweeps.directory import Member, SweepDirectory, Wave
+from lehr.sweeps.results import Results
+from lehr.training import columns
+
+SCORE = "evaluate/return"
+_MOST_ROWS = 500
+
+
+def scores(directory: SweepDirectory, members: Iterable[Member]) -> np.ndarray:
+    """The score of each member: the return of its last evaluation, NaN if it was frozen or is not trained."""
+    found: dict[int, float] = {}
+    for wave in _finished(directory):
+        table = columns.read(directory.wave_path(wave.number) / "metrics", [SCORE, "update/frozen"])
+        last = np.where(table["update/frozen"][-1] > 0, np.nan, table[SCORE][-1])
+        found |= {member.number: float(last[index]) for index, member in enumerate(wave.members)}
+    return np.array([found.get(member.number, np.nan) for member in members])
+
+
+def gather(
+    directory: SweepDirectory,
+    algorithm: str,
+    env: str,
+    coefficients: Sequence[str],
+    notes: dict[str, str] | None = None,
+) -> Results:
+    """Collect the results of a sweep.
+
+    Args:
+        directory: of the sweep.
+        algorithm: its name.
+        env: the name of the environment.
+        coefficients: the swept coefficients, whose applied values are collected.
+        notes: other facts to show.
+    """
+    waves = _finished(directory)
+    tables = {wave.number: _read(directory, wave, coefficients) for wave in waves}
+    grid = _grid([table["env_steps"] for table in tables.values()])
+    place = {member.number: (wave.number, index) for wave in waves for index, member in enumerate(wave.members)}
+    members = [member for wave in waves for member in wave.members]
+    swept = [member for member in members if not member.fresh]
+    configurations = sorted({member.configuration for member in swept})
+    width = max((sum(m.configuration == c for m in swept) for c in configurations), default=0)
+    numbers = np.full((len(configurations), width), -1)
+    row_of = {configuration: row for row, configuration in enumerate(configurations)}
+    first: dict[int, Member] = {}
+    for member in sorted(swept, key=lambda member: member.number):
+        row = row_of[member.configuration]
+        first.setdefault(row, member)
+        numbers[row, int(np.argmax(numbers[row] < 0))] = member.number
+
+    def of(number: int, name: str) -> np.ndarray:
+        """A metric of a member on the common grid; NaN for a place without a member."""
+        if number < 0:
+            return np.full(len(grid), np.nan)
+        wave, index = place[number]
+        return _on_grid(grid, tables[wave]["env_steps"], tables[wave][name][:, index])
+
+    def last(name: str) -> np.ndarray:
+        def one(number: int) -> float:
+            if number < 0:
+                return np.nan
+            wave, index = place[number]
+            return float(tables[wave][name][-1, index])
+
+        return np.array([[one(number) for number in row] for row in numbers]).reshape(numbers.shape)
+
+    frozen = last("update/frozen") > 0
+    again: dict[int, list[float]] = {}
+    for member, score in zip(fresh := [m for m in members if m.fresh], scores(directory, fresh), strict=True):
+        again.setdefault(row_of[member.configuration], []).append(score)
+    shape = (len(configurations), width, len(grid))
+    curves = np.array([[of(number, "episode/return") for number in row] for row in numbers]).reshape(shape)
+    names = list(first[0].point) if first else []
+    return Results(
+        title=directory.path.name,
+        env=env,
+        algorithm=algorithm,
+        parameters={name: [first[row].point.get(name) for row in range(len(configurations))] for name in names},
+        texts=[_texts(first[row]) for row in range(len(configurations))],
+        members=numbers,
+        env_steps=grid,
+        returns=np.moveaxis(curves, 2, 0),
+        scores=np.where(frozen, np.nan, last(SCORE)),
+        schedules={
+            name: np.array([of(row[0], f"coef/{name}") for row in numbers]).reshape(len(configurations), -1).T
+            for name in coefficients
+        },
+        frozen=frozen,
+        again={row: np.array(found) for row, found in again.items()},
+        notes=notes or {},
+    )
+
+
+def _texts(member: Member) -> dict[str, str]:
+    """The swept settings of a member, as text."""
+    swept = {name.partition(".")[0] for name in member.point}
+    return {name: str(value) for name, value in member.settings.items() if name in swept}
+
+
+def _finished(directory: SweepDirectory) -> list[Wave]:
+    return [wave for wave in directory.read_waves() if directory.is_finished(wave)]
+
+
+def _read(directory: SweepDirectory, wave: Wave, coefficients: Sequence[str]) -> dict[str, Any]:
+    names = ["env_steps", "episode/return", SCORE, "update/frozen", *(f"coef/{name}" for name in coefficients)]
+    return columns.read(directory.wave_path(wave.number) / "metrics", names)
+
+
+def _grid(steps: list[np.ndarray]) -> np.ndarray:
+    """The env steps at which curves are compared: the rows', or, if groups have different ones, evenly spaced ones."""
+    if not steps:
+        return np.zeros(0)
+    if all(np.array_equal(steps[0], other) for other in steps):
+        return steps[0].astype(float)
+    rows = min(_MOST_ROWS, max(map(len, steps)))
+    return np.linspace(max(one[0] for one in steps), min(one[-1] for one in steps), rows)
+
+
+def _on_grid(grid: np.ndarray, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Values at the grid: themselves, or linear between known ones; NaN before the first known one."""
+    if np.array_equal(grid, steps):
+        return values.astype(float)
+    known = ~np.isnan(values)
+    if not known.any():
+        return np.full(len(grid), np.nan)
+    return np.interp(grid, steps[known], values[known], left=np.nan)

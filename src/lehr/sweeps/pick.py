@@ -1,0 +1,143 @@
+"""Take a member out of a sweep as an ordinary run."""
+
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lehr.envs import AnyEnvironment
+from lehr.errors import InputError
+from lehr.report.curves import learning_curve
+from lehr.sweeps.api import SweepResult, followed, load_sweep
+from lehr.sweeps.definition import Definition
+from lehr.sweeps.directory import Member, SweepDirectory, Wave
+from lehr.sweeps.evolution import make_evolution
+from lehr.sweeps.gathering import scores
+from lehr.training import checkpoint, columns, settings_file
+from lehr.training.directory import RunDirectory
+from lehr.training.loop import Loop
+from lehr.training.plan import Plan, make_plan
+from lehr.training.population import Configured, population_shapes
+from lehr.types import TrainState
+
+
+def pick(
+    sweep: str | Path | SweepResult,
+    which: str | int = "best",
+    *,
+    out: str | Path,
+    env: AnyEnvironment | None = None,
+    trust: bool = False,
+) -> list[Path]:
+    """Copy members of a sweep to run directories, which resume, evaluate, play, fork and extend like any other.
+
+    Args:
+        sweep: its directory, its name under `sweeps/`, or what `lehr.sweep` returned.
+        which: `best`, the number of a member, or `top3` for the best members of the three best configurations.
+        out: the run directory; of several, the directory that they are created in.
+        env: the environment, if the sweep was given an object.
+        trust: allow the sweep to run code from outside Lehr.
+
+    Returns the run directories.
+    """
+    result = sweep if isinstance(sweep, SweepResult) else load_sweep(sweep, trust=trust)
+    directory = SweepDirectory(result.directory)
+    chosen = _chosen(result, directory, str(which))
+    several = len(chosen) > 1 or str(which).startswith("top")
+    paths = []
+    for wave, index in chosen:
+        path = Path(out) / f"member-{wave.members[index].number}" if several else Path(out)
+        _write(result, directory, wave, index, path, env or result.env)
+        paths.append(path)
+    return paths
+
+
+def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[tuple[Wave, int]]:
+    """The waves of the chosen members, and their places in them."""
+    trained = [wave for wave in directory.read_waves() if directory.is_finished(wave)]
+    place = {member.number: (wave, index) for wave in trained for index, member in enumerate(wave.members)}
+    if not place:
+        raise InputError(f"No member of the sweep '{directory.path}' is trained yet; resume the sweep first.")
+    if which.isdecimal():
+        if int(which) not in place:
+            raise InputError(
+                f"Member {which} of the sweep '{directory.path}' is not trained; its trained members are "
+                f"{min(place)} to {max(place)}."
+            )
+        return [place[int(which)]]
+    match = re.fullmatch(r"best|top-?([1-9]\d{0,5})", which)
+    if match is None:
+        raise InputError(f"{which!r} is not a choice of members; give best, the number of a member, or top3.")
+    rows = result.ranking.order[: int(match[1] or 1)]
+    return [place[_best_member(directory, result, int(row), [wave for wave, _ in place.values()])] for row in rows]
+
+
+def _best_member(directory: SweepDirectory, result: SweepResult, row: int, waves: list[Wave]) -> int:
+    """The number of the member of a configuration, fresh seeds included, with the highest score."""
+    numbers = result.results.members[row]
+    known = {member.number: member for wave in waves for member in wave.members}
+    configuration = known[int(numbers[0])].configuration
+    members: list[Member] = [member for member in known.values() if member.configuration == configuration]
+    found = scores(directory, members)
+    return members[int(np.nanargmax(found)) if np.isfinite(found).any() else 0].number
+
+
+def _write(
+    result: SweepResult, sweep: SweepDirectory, wave: Wave, index: int, path: Path, env: AnyEnvironment | None
+) -> None:
+    """Write the run of one member."""
+    member, algorithm = wave.members[index], result.definition.algorithm
+    source = RunDirectory(sweep.wave_path(wave.number))
+    evolves = result.definition.evolution is not None and not member.fresh
+    settings = followed(sweep, result.definition, member) if evolves else member.settings
+    plan = make_plan(algorithm, {**settings, "seed": member.seed, "progress": False}, env)
+    state, meta = _state(result.definition, plan, wave, index, source)
+    plan = replace(plan, state=state)
+    rows = _rows(source, index)
+    with RunDirectory.create(path) as directory:
+        loop = Loop(plan, directory)
+        record: Any = loop.record
+        loop.begin = time.perf_counter() - meta["elapsed"]
+        for row in rows:
+            record.log_row(row)
+        record.is_best(rows[-1], loop.done)
+        loop.save()
+        settings_file.write(directory, plan.mapping)
+        loop.record.close()
+        directory.write_status("finished", f"member {member.number} of the sweep '{sweep.path}'")
+        metrics = {name: np.array([row.get(name, np.nan) for row in rows]) for name in rows[0]}
+        learning_curve({path.name: metrics}, directory.curve, texts=plan.coefficient_texts)
+
+
+def _state(
+    definition: Definition, plan: Plan, wave: Wave, index: int, source: RunDirectory
+) -> tuple[TrainState, dict[str, Any]]:
+    """The final state of a member, and the metadata of the checkpoint of its population."""
+    members = [Configured.of(definition.algorithm, {**one.settings, "seed": one.seed}) for one in wave.members]
+    members += [members[-1]] * (wave.size - len(members))
+    evolution = None
+    if definition.evolution is not None and not wave.members[0].fresh:
+        evolution = make_evolution(definition.evolution, definition.space, definition.sampler_seed, plan)
+    shapes = population_shapes(plan, [one.coefficients for one in members], evolution)
+    saved, meta, _ = checkpoint.newest(source.checkpoints, shapes.saved)
+    one = jax.tree.map(lambda leaf: leaf[index], saved.members)
+    return one.saved.completed(plan.state), meta
+
+
+def _rows(source: RunDirectory, index: int) -> list[dict[str, Any]]:
+    """The rows of one member's metrics, each by name."""
+    table = columns.read_all(source.path / "metrics")
+    rows = []
+    for number in range(len(table["update"])):
+        row: dict[str, Any] = {}
+        for name, column in table.items():
+            value = column[number] if column.ndim == 1 else column[number, index]
+            is_missing = name.startswith("evaluate/") and np.isnan(value)
+            if not is_missing and not name.startswith(("update/frozen", "evolution/")):
+                row[name] = value.item()
+        rows.append(row)
+    return rows
