@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from lehr.cli import add_trust
 from lehr.cli.output import console, print_facts, print_table
 from lehr.errors import InputError
@@ -128,10 +130,17 @@ def _summarise(result: SweepResult) -> None:
         found = ranking.estimate(int(configuration))
         fresh = "fresh seeds" if int(configuration) in ranking.fresh else ""
         texts = results.texts[configuration]
-        rows.append([str(place), f"{found.value:.4g}", f"{found.low:.4g} to {found.high:.4g}", fresh, *texts.values()])
+        interval = "-" if np.isnan(found.low) else f"{found.low:.4g} to {found.high:.4g}"
+        rows.append([str(place), f"{found.value:.4g}", interval, fresh, *texts.values()])
     header = ["place", "score", "95% interval", "judged by", *results.texts[0]]
     print_table(out, header, rows, words=["judged by", *results.texts[0]])
-    facts: dict[str, str] = {"result": result.summary, "report": str(result.directory / "report.html")}
+    facts: dict[str, str | list[str]] = {"result": result.summary}
+    if result.definition.evolution is not None:
+        facts["path"] = [
+            f"{name}: {path.schedule} (off by {path.error:.0%})" for name, path in result.winning_paths.items()
+        ]
+    report = result.directory / "report.html"
+    facts["report"] = str(report) if report.exists() else "none; install lehr[sweeps], then run 'lehr sweep report'"
     if result.seconds:
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
     if result.is_finished:

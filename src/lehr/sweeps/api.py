@@ -62,6 +62,14 @@ class SweepResult:
         return rank(self.results)
 
     @property
+    def winning_paths(self) -> dict[str, Fit]:
+        """If members changed while they trained: by coefficient, the path that led to the best of them."""
+        directory = SweepDirectory(self.directory)
+        members = [member for wave in directory.read_waves() for member in wave.members if not member.fresh]
+        best = int(np.argmax(np.nan_to_num(scores(directory, members), nan=-np.inf)))
+        return paths(directory, self.definition, members[best])
+
+    @property
     def summary(self) -> str:
         """What was found, in one sentence."""
         return verdict(self.ranking)

@@ -39,8 +39,7 @@ class EvolutionState(NamedTuple):
 
 def initial(size: int) -> EvolutionState:
     """The state before the first update of a population of this size."""
-    zeros = jnp.zeros(size)
-    return EvolutionState(zeros, zeros, jnp.arange(size, dtype=jnp.int32))
+    return EvolutionState(jnp.zeros(size), jnp.zeros(size), jnp.arange(size, dtype=jnp.int32))
 
 
 def watched(state: EvolutionState, metrics: Metrics) -> EvolutionState:

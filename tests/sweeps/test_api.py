@@ -1,0 +1,230 @@
+"""A sweep from its definition to its winner."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import lehr
+from lehr.errors import InputError
+from lehr.sweeps import running
+from lehr.sweeps.directory import SweepDirectory
+from lehr.training import columns
+
+from .conftest import DEFINITION, SMALL
+
+
+def table(path, wave=0):
+    found = columns.read_all(SweepDirectory(path).wave_path(wave) / "metrics")
+    return {name: column for name, column in found.items() if not name.startswith("time/")}
+
+
+def assert_same(path, other):
+    waves = SweepDirectory(path).read_waves()
+    assert waves == SweepDirectory(other).read_waves()
+    for wave in waves:
+        here, there = table(path, wave.number), table(other, wave.number)
+        assert here.keys() == there.keys()
+        for name in here:
+            assert here[name].tobytes() == there[name].tobytes(), name
+
+
+def test_every_configuration_is_trained_with_every_seed_and_the_best_again(swept):
+    results = swept.results
+    assert swept.is_finished
+    assert results.scores.shape == (4, 2)
+    assert np.isfinite(results.scores).all()
+    assert results.members.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    means = results.scores.mean(1)
+    assert set(results.again) == set(np.argsort(-means, kind="stable")[:2].tolist())
+    assert all(len(fresh) == 2 for fresh in results.again.values())
+    seeds = [
+        (member.configuration, member.seed, member.fresh)
+        for wave in SweepDirectory(swept.directory).read_waves()
+        for member in wave.members
+    ]
+    assert len(set(seeds)) == 12
+    assert {seed for _, seed, fresh in seeds if fresh} == {2, 3}
+    assert (swept.directory / "report.html").stat().st_size > 10_000
+    assert json.loads((swept.directory / "status.json").read_text())["status"] == "finished"
+
+
+def test_a_member_is_the_run_that_its_settings_describe(swept, tmp_path):
+    waves = SweepDirectory(swept.directory).read_waves()
+    member = waves[0].members[3]
+    alone = lehr.train(
+        "ppo", run_dir=tmp_path / "run", **member.settings, seed=member.seed, progress=False, tensorboard=False
+    )
+    there = table(swept.directory)
+    for name in ("coef/learning_rate", "coef/entropy_coef"):
+        np.testing.assert_array_equal(there[name][:, 3], alone.metrics[name].astype(np.float32))
+    np.testing.assert_allclose(there["loss/total"][:5, 3], alone.metrics["loss/total"][:5], rtol=1e-4, atol=1e-5)
+
+
+def test_results_are_those_of_the_members(swept):
+    results, there = swept.results, table(swept.directory)
+    np.testing.assert_array_equal(results.scores.ravel(), there["evaluate/return"][-1, :8])
+    np.testing.assert_array_equal(results.returns[:, 2, 1], there["episode/return"][:, 5])
+    np.testing.assert_allclose(results.schedules["entropy_coef"][:, 1], there["coef/entropy_coef"][:, 2])
+    np.testing.assert_array_equal(results.env_steps, 32 * np.arange(1, 21))
+    assert results.texts[0]["entropy_coef"].endswith(" -> 0")
+    assert [float(text["learning_rate"]) for text in results.texts] == results.parameters["learning_rate"]
+
+
+def test_a_sweep_in_waves_trains_the_same_members(swept, tmp_path):
+    waved = lehr.sweep(DEFINITION, out=tmp_path / "waves", wave_size=3, progress=False)
+    waves = SweepDirectory(waved.directory).read_waves()
+    assert [len(wave.members) for wave in waves] == [3, 3, 2, 2, 2]
+    assert {wave.size for wave in waves} == {3, 2} or {wave.size for wave in waves} == {3}
+    np.testing.assert_allclose(waved.results.schedules["entropy_coef"], swept.results.schedules["entropy_coef"])
+    np.testing.assert_allclose(waved.results.scores, swept.results.scores, rtol=0.5)
+
+
+def test_waves_are_halved_until_they_fit_into_memory(tmp_path, monkeypatch):
+    tried = []
+    compile = running.make_population
+
+    def limited(algorithm, settings, *others, **more):
+        tried.append(len(settings))
+        if len(settings) > 3:
+            raise running.TooLarge("8.0 GiB of 4.0 GiB")
+        return compile(algorithm, settings, *others, **more)
+
+    monkeypatch.setattr(running, "make_population", limited)
+    found = lehr.sweep({**DEFINITION, "confirm": False}, out=tmp_path / "s", progress=False)
+    assert tried == [8, 4, 2, 2, 2, 2]
+    assert np.isfinite(found.results.scores).all()
+
+
+def test_settings_that_shape_the_program_form_groups(tmp_path):
+    definition = {
+        "algorithm": "ppo",
+        "settings": {name: value for name, value in SMALL.items() if name not in ("hidden_sizes", "horizon")},
+        "parameters": {"hidden_sizes": [[4], [8]], "horizon": [8, 16], "clip_range": [0.1, 0.2]},
+        "sampler": "grid",
+        "confirm": False,
+    }
+    found = lehr.sweep(definition, out=tmp_path / "groups", progress=False)
+    assert [len(wave.members) for wave in SweepDirectory(found.directory).read_waves()] == [2, 2, 2, 2]
+    assert found.results.scores.shape == (8, 1)
+    assert found.results.returns.shape[1:] == (8, 1)
+    assert found.results.env_steps[-1] == 640
+    np.testing.assert_allclose(found.results.schedules["clip_range"][-1], [0.1, 0.2] * 4)
+
+
+def test_a_sweep_that_is_stopped_and_resumed_ends_the_same(swept, tmp_path, monkeypatch):
+    monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 3)
+    begin = running.Waves._train
+    armed = []
+
+    def interrupted(self, wave):
+        if wave.number == 0 and not armed:
+            armed.append(threading.Timer(0.0, signal.raise_signal, (signal.SIGINT,)))
+            monkeypatch.setattr("lehr.training.loop.Loop._report", lambda loop: signal.raise_signal(signal.SIGINT))
+        begin(self, wave)
+
+    monkeypatch.setattr(running.Waves, "_train", interrupted)
+    stopped = lehr.sweep(DEFINITION, out=tmp_path / "s", progress=False)
+    assert not stopped.is_finished
+    assert json.loads((tmp_path / "s" / "status.json").read_text())["status"] == "stopped"
+    monkeypatch.undo()
+    resumed = lehr.resume_sweep(tmp_path / "s", progress=False)
+    assert resumed.is_finished
+    assert_same(resumed.directory, swept.directory)
+
+
+def test_an_adaptive_sampler_is_told_the_scores(tmp_path):
+    definition = {**DEFINITION, "sampler": "optuna:TPESampler", "samples": 6, "seeds": 1, "confirm": False}
+    found = lehr.sweep(definition, out=tmp_path / "tpe", progress=False)
+    again = lehr.resume_sweep(found.directory, progress=False)
+    assert found.results.scores.shape == (6, 1)
+    assert again.results.parameters == found.results.parameters
+
+
+def test_without_the_packages_of_the_report_a_sweep_is_complete(tmp_path, monkeypatch):
+    def missing(*_):
+        raise InputError("The report needs plotly; install it with pip install 'lehr[sweeps]'.")
+
+    monkeypatch.setattr("lehr.sweeps.api.write_report", missing)
+    found = lehr.sweep({**DEFINITION, "samples": 2, "seeds": 1, "confirm": False}, out=tmp_path / "s", progress=False)
+    assert found.is_finished
+    assert not (found.directory / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"wave_size": 0}, "wave_size is 0; it must be 1 or more."),
+        ({"out": "there"}, "The directory .* is not empty"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(change, sentence, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    options = {"out": tmp_path / change.pop("out", "new"), "progress": False, **change}
+    with pytest.raises(InputError, match=sentence):
+        lehr.sweep(DEFINITION, **options)
+
+
+def test_a_sweep_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="There is no sweep"):
+        lehr.load_sweep(tmp_path / "none")
+    with pytest.raises(InputError, match="There is no sweep"):
+        lehr.pick(tmp_path / "none", out=tmp_path / "run")
+
+
+KILLED = """
+import sys, os, signal, threading, json
+import lehr
+from lehr.training import loop
+order = json.loads(sys.argv[1])
+loop.CHUNK_SECONDS = 0.02
+compile = loop.Loop._compile
+def begin(self):
+    compile(self)
+    threading.Timer(order["seconds"], os.kill, (os.getpid(), signal.SIGKILL)).start()
+if order["seconds"]:
+    loop.Loop._compile = begin
+import lehr.training.population as population
+population.SAVE_SECONDS = 0.05
+if os.path.exists(order["out"] + "/sweep.yaml"):
+    lehr.resume_sweep(order["out"], progress=False)
+else:
+    lehr.sweep(order["definition"], out=order["out"], progress=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evolves", [False, True])
+def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(evolves, tmp_path, monkeypatch):
+    definition = {**DEFINITION, "settings": {**SMALL, "total_steps": 32 * 600}}
+    if evolves:
+        definition |= {
+            "evolution": {"interval": "10%"},
+            "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
+            "confirm": {"top": 1, "seeds": 2},
+        }
+    rng = np.random.default_rng(evolves)
+
+    def ended(path, seconds):
+        order = {"definition": definition, "out": str(path), "seconds": seconds}
+        process = subprocess.run(
+            [sys.executable, "-c", KILLED, json.dumps(order)], capture_output=True, text=True, timeout=300
+        )
+        if process.returncode != -signal.SIGKILL:
+            assert process.returncode == 0, process.stderr
+        return process.returncode == 0
+
+    assert ended(tmp_path / "whole", 0)
+    kills, begin = 0, time.monotonic()
+    while not ended(
+        tmp_path / "killed", float(rng.uniform(0.01, 0.6)) if kills < 6 and time.monotonic() - begin < 120 else 0
+    ):
+        kills += 1
+    assert kills >= 2
+    assert_same(tmp_path / "killed", tmp_path / "whole")

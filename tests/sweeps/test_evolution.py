@@ -1,0 +1,147 @@
+"""Population-based training, and the schedule that it found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lehr
+from lehr.schedules import env_steps
+from lehr.sweeps.directory import SweepDirectory
+from lehr.sweeps.evolution import PopulationBasedTraining, initial
+from lehr.sweeps.lineage import ancestors, fit
+from lehr.training import columns
+from lehr.training.population import make_population
+
+from .conftest import SMALL
+
+PBT = PopulationBasedTraining(
+    interval=4, last=100, coefficients=("learning_rate",), low=(1e-4,), high=(1e-2,), share=0.25, factor=2.0
+)
+RATES = [1e-4, 2e-4, 4e-4, 8e-4, 1e-3, 2e-3, 4e-3, 1e-2]
+
+
+@pytest.fixture(scope="module")
+def population():
+    members = [{**SMALL, "learning_rate": rate, "seed": seed, "progress": False} for seed, rate in enumerate(RATES)]
+    state = make_population("ppo", members).plan.state
+    return state._replace(evolution=initial(8))
+
+
+def rates(state):
+    found = jax.vmap(lambda one: one.values({}, env_steps(0, 1))["learning_rate"])(state.members.coefficients)
+    return np.asarray(found)
+
+
+def after(state, returns, updates):
+    members = state.members._replace(updates=jnp.full(8, updates, jnp.uint32))
+    metrics = {"episode/count": jnp.full(8, 2.0), "episode/return": jnp.asarray(returns, jnp.float32)}
+    return PBT(state._replace(members=members), metrics)
+
+
+def test_the_worst_quarter_becomes_copies_of_the_best_with_perturbed_coefficients(population):
+    returns = [10.0, 80.0, 30.0, 40.0, 50.0, 60.0, 70.0, 20.0]
+    state, metrics = after(population, returns, updates=4)
+    parents = np.asarray(metrics["evolution/parent"]).astype(int)
+    kept = [1, 2, 3, 4, 5, 6]
+    assert parents[kept].tolist() == kept
+    assert set(parents[[0, 7]]) <= {1, 6}
+    for place in (0, 7):
+        source = parents[place]
+        for here, there in zip(
+            jax.tree.leaves(state.members.learner), jax.tree.leaves(population.members.learner), strict=True
+        ):
+            np.testing.assert_array_equal(here[place], there[source])
+        ratio = rates(state)[place] / RATES[source]
+        assert any(ratio == pytest.approx(factor, rel=1e-5) for factor in (0.5, 2.0))
+    np.testing.assert_allclose(rates(state)[kept], np.array(RATES)[kept], rtol=1e-6)
+    np.testing.assert_array_equal(jax.random.key_data(state.members.key), jax.random.key_data(population.members.key))
+    assert float(state.evolution.episodes.sum()) == 0
+
+
+def test_perturbed_coefficients_stay_within_their_range(population):
+    state = population
+    for updates in range(4, 80, 4):
+        state, _ = after(state, np.arange(8.0), updates)
+        assert ((rates(state) >= 0.999e-4) & (rates(state) <= 1.001e-2)).all()
+    assert rates(state).max() > 2e-3
+
+
+@pytest.mark.parametrize("updates", [3, 100])
+def test_nothing_changes_between_rankings_and_after_the_last(population, updates):
+    state, metrics = after(population, np.arange(8.0), updates)
+    np.testing.assert_allclose(rates(state), RATES, rtol=1e-6)
+    assert np.asarray(metrics["evolution/parent"]).tolist() == list(range(8))
+    assert float(state.evolution.total[3]) == 6.0
+
+
+def test_nobody_is_replaced_by_an_equal_and_a_frozen_member_is_the_worst(population):
+    _, metrics = after(population, np.full(8, 5.0), updates=4)
+    assert np.asarray(metrics["evolution/parent"]).tolist() == list(range(8))
+    members = population.members._replace(rejected=jnp.zeros(8, jnp.uint32).at[7].set(11))
+    _, metrics = after(population._replace(members=members), np.full(8, 5.0), updates=4)
+    parents = np.asarray(metrics["evolution/parent"]).astype(int)
+    assert parents[7] != 7
+    assert parents[:7].tolist() == list(range(7))
+
+
+def test_ancestors_are_followed_through_every_ranking():
+    parents = np.array([[0, 1, 2, 3], [2, 1, 2, 2], [0, 1, 2, 3], [0, 0, 2, 3]])
+    assert ancestors(parents, 1).tolist() == [2, 2, 0, 0]
+    assert ancestors(parents, 3).tolist() == [2, 2, 3, 3]
+
+
+def test_a_path_of_few_levels_is_fitted_exactly_and_a_longer_one_with_its_error():
+    steps = 100.0 * np.arange(1, 31)
+    values = np.repeat([3e-3, 1e-3, 5e-4], 10)
+    found = fit(steps, values)
+    assert found.error < 1e-6
+    rows = steps - 100  # the clock of a row's first update
+    np.testing.assert_allclose([found.schedule(step) for step in rows], values)
+    assert str(lehr.schedule(str(found.schedule))) == str(found.schedule)
+    noisy = values * 1.2 ** np.random.default_rng(0).integers(-3, 4, 30)
+    found = fit(steps, noisy)
+    fitted = np.array([found.schedule(step) for step in rows])
+    assert found.error == pytest.approx(np.sqrt(np.mean((fitted / noisy - 1) ** 2)), rel=1e-6)
+    assert 0.05 < found.error < 0.5
+
+
+@pytest.fixture(scope="module")
+def evolved(tmp_path_factory):
+    definition = {
+        "algorithm": "ppo",
+        "settings": {**SMALL, "total_steps": 32 * 40},
+        "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
+        "sampler": "latin_hypercube",
+        "samples": 8,
+        "evolution": {"interval": "10%", "factor": 1.5},
+        "confirm": {"top": 1, "seeds": 2},
+    }
+    return lehr.sweep(definition, out=tmp_path_factory.mktemp("sweeps") / "pbt", progress=False)
+
+
+def test_the_winning_path_is_what_was_applied_and_is_trained_again(evolved):
+    directory = SweepDirectory(evolved.directory)
+    table = columns.read(
+        directory.wave_path(0) / "metrics", ["evolution/parent", "coef/learning_rate", "evaluate/return", "update"]
+    )
+    moved = table["evolution/parent"] != np.arange(8)
+    assert set(np.flatnonzero(moved.any(1)) + 1) <= {4, 8, 12, 16, 20, 24, 28, 32, 36}
+    assert moved.any()
+    best = int(np.argmax(table["evaluate/return"][-1]))
+    line = ancestors(table["evolution/parent"].astype(int), best)
+    path = table["coef/learning_rate"][np.arange(40), line]
+    changes = path[1:] / path[:-1]
+    assert all(min(abs(c - f) for f in (1.0, 1.5, 1 / 1.5)) < 1e-3 or path.min() < 1.01e-5 for c in changes)
+    found = evolved.winning_paths["learning_rate"]
+    fitted = np.array([found.schedule(32 * row) for row in range(40)])
+    assert np.sqrt(np.mean((fitted / path - 1) ** 2)) == pytest.approx(found.error, rel=1e-3)
+    fresh = directory.read_waves()[1].members
+    assert [member.settings["learning_rate"] for member in fresh] == [str(found.schedule)] * 2
+
+
+def test_a_picked_member_has_the_path_as_its_schedule(evolved, tmp_path):
+    (path,) = lehr.pick(evolved, 0, out=tmp_path / "run")
+    run = lehr.load(path)
+    assert "until" in run.config["learning_rate"] or float(run.config["learning_rate"]) > 0
+    assert int(lehr.resume(path, total_steps=32 * 42, progress=False).state.updates) == 42
