@@ -176,6 +176,7 @@ def test_the_theme_changes_page_and_charts(browser):
     assert browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EDGES, "hostile"])
 def test_edges_load_without_errors(name, second_browser, tmp_path):
     if name == "hostile":
