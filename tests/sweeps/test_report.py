@@ -247,6 +247,22 @@ def test_a_lead_of_few_seeds_is_never_clear(seeds, clear):
     assert ("is clear" in verdict(rank(results))) == clear
 
 
+def test_equally_good_configurations_have_no_clear_winner():
+    """100 sweeps of noise, where a clear lead is a false one: by its 99% interval, in a few of them at most."""
+    generator = np.random.default_rng(0)
+    results = example_results(2, 5, again=0, failures=0)
+    sweeps = [replace(results, scores=generator.normal(size=(2, 5))) for _ in range(100)]
+    assert sum("is clear" in verdict(rank(sweep)) for sweep in sweeps) <= 7
+
+
+def test_the_lead_of_runs_that_selected_the_winner_is_called_too_high():
+    results = example_results(8, 5, failures=0, again=0)
+    fresh = replace(results, again={rank(results).winner: results.scores[rank(results).winner]})
+    for sweep, expected in [(results, True), (fresh, False)]:
+        leads = [fact.meaning for fact in facts(sweep, rank(sweep)) if fact.name.startswith("Beats")]
+        assert ["too high" in lead for lead in leads] == [expected] * 2
+
+
 def test_the_facts_tell_fresh_scores_and_failures():
     results = example_results(3, 2, again=0, failures=0)
     results = replace(
