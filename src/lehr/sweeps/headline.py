@@ -68,7 +68,7 @@ def facts(results: Results, ranking: Ranking) -> list[Fact]:
     found.append(size)
     if ranking.runner_up is not None:
         found.append(_beats(ranking, "Beats the runner-up", ranking.runner_up))
-    if ranking.median is not None:
+    if ranking.median not in (None, ranking.runner_up):
         found.append(_beats(ranking, "Beats the median", ranking.median))
     return found
 
@@ -112,7 +112,7 @@ def _beats(ranking: Ranking, name: str, other: int) -> Fact:
     compared = f"of {pairs} pairs of runs" if pairs > 1 else "of one pair of runs"
     shown = "–" if np.isnan(probability) else f"{100 * probability:.0f}%"
     # The best of 1,000 that are all the same beats the median in five of six pairs.
-    selected = "" if ranking.winner in ranking.fresh else "; too high, as these runs selected it"
+    selected = "" if ranking.winner in ranking.fresh else "; likely too high, as these runs selected it"
     return Fact(name, shown, f"{compared} with configuration {other}{interval}{selected}")
 
 
