@@ -77,6 +77,16 @@ def test_every_chart_is_drawn(browser, results):
     assert browser.evaluate("document.querySelectorAll('#returns .legendtext').length") == 5
 
 
+def test_axes_have_the_names_of_the_parameters(browser, results):
+    def texts(places):
+        return browser.evaluate(f"[...document.querySelectorAll('{places}')].map((each) => each.textContent)")
+
+    assert sorted(texts("#importance > .chart .ytick text")) == sorted(results.parameters)
+    assert texts("#importance .panels .gtitle") == list(results.parameters)
+    assert texts("#schedules .gtitle") == list(results.schedules)
+    assert texts("#coordinates .axis-title") == [*results.parameters, "score"]
+
+
 def test_the_table_is_in_the_order_of_the_ranking(browser, results):
     assert browser.evaluate(CONFIGURATIONS) == rank(results).order.tolist()
 
@@ -166,6 +176,7 @@ def test_the_theme_changes_page_and_charts(browser):
     assert browser.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*EDGES, "hostile"])
 def test_edges_load_without_errors(name, second_browser, tmp_path):
     if name == "hostile":

@@ -1,12 +1,15 @@
 """The headline of a sweep's report: what won, how good it is and how sure that is, in sentences."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from lehr.sweeps.ranking import Ranking
 from lehr.sweeps.results import Results
-from lehr.sweeps.statistics import Estimate
+
+_CHANCE = 40
+"""A lead is clear only if equally good configurations would differ as much in fewer than one of so many cases."""
 
 
 class Fact(NamedTuple):
@@ -27,7 +30,7 @@ def verdict(ranking: Ranking) -> str:
     if ranking.runner_up is None:
         return f"The only configuration has a score of {number(value)}{interval}."
     said = [f"Configuration {winner} is the best, with a score of {number(value)}{interval}."]
-    said.append(_lead(ranking.improvement(winner, ranking.runner_up), ranking.runner_up))
+    said.append(_lead(ranking, ranking.runner_up))
     if winner not in ranking.fresh:
         said.append(
             f"It is the best of {len(ranking.order):,} and was not trained again with fresh seeds, so its score is "
@@ -65,7 +68,7 @@ def facts(results: Results, ranking: Ranking) -> list[Fact]:
     found.append(size)
     if ranking.runner_up is not None:
         found.append(_beats(ranking, "Beats the runner-up", ranking.runner_up))
-    if ranking.median is not None:
+    if ranking.median not in (None, ranking.runner_up):
         found.append(_beats(ranking, "Beats the median", ranking.median))
     return found
 
@@ -95,7 +98,9 @@ def _score(ranking: Ranking) -> Fact:
     winner = ranking.winner
     value, low, high = ranking.estimate(winner)
     runs, kind = len(ranking.runs[winner]), "fresh seed" if winner in ranking.fresh else "seed"
-    many = f"interquartile mean of {runs} {kind}s, 95% interval {span(low, high)}"
+    failed = int(np.isnan(ranking.runs[winner]).sum())
+    failures = f" ({failed} failed)" if failed else ""
+    many = f"interquartile mean of {runs} {kind}s{failures}, 95% interval {span(low, high)}"
     return Fact("Score", number(value), many if runs > 1 else f"one {kind}: its spread is unknown")
 
 
@@ -106,13 +111,21 @@ def _beats(ranking: Ranking, name: str, other: int) -> Fact:
     interval = f", 95% interval {100 * low:.0f} to {100 * high:.0f}%" if low < high else ""
     compared = f"of {pairs} pairs of runs" if pairs > 1 else "of one pair of runs"
     shown = "–" if np.isnan(probability) else f"{100 * probability:.0f}%"
-    return Fact(name, shown, f"{compared} with configuration {other}{interval}")
+    # The best of 1,000 that are all the same beats the median in five of six pairs.
+    selected = "" if ranking.winner in ranking.fresh else "; likely too high, as these runs selected it"
+    return Fact(name, shown, f"{compared} with configuration {other}{interval}{selected}")
 
 
-def _lead(improvement: Estimate, other: int) -> str:
-    probability, low, _ = improvement
-    if np.isnan(low):
-        return f"One seed each does not tell whether it is better than configuration {other}, the runner-up."
+def _lead(ranking: Ranking, other: int) -> str:
+    """Say whether the winner is ahead of another for sure.
+
+    Of n and m runs of equally good configurations, all n are above all m in one of C(n + m, n) cases: with few runs
+    even that shows nothing, whatever the bootstrap says.
+    """
+    n, m = len(ranking.runs[ranking.winner]), len(ranking.runs[other])
+    if math.comb(n + m, n) < _CHANCE:
+        return f"With {n} and {m} seeds, its lead over configuration {other}, the runner-up, may be chance."
+    probability, low, _ = ranking.improvement(ranking.winner, other, confidence=0.99)  # few seeds: 95% is too narrow
     if low > 0.5:
         return f"Its lead over configuration {other}, the runner-up, is clear."
     likely = f"a run of it scores higher than one of configuration {other}, the runner-up, {100 * probability:.0f}%"

@@ -1,7 +1,8 @@
 """The ranking of a sweep's configurations: how good each is, how sure that is, and what choosing the best cost.
 
 The best of many configurations was in part the luckiest, so its score is too high. Where the best were trained again
-with fresh seeds, their fresh scores decide, and the scores that they were selected by are shown next to them.
+with fresh seeds, their fresh scores decide, and the scores that they were selected by are shown next to them. Choosing
+among a few fresh scores leaves a little of that luck, so a close second is worth a look.
 """
 
 from collections.abc import Callable
@@ -74,12 +75,12 @@ class Ranking:
             return self.fresh[configuration]
         return Estimate(*(float(values[configuration]) for values in self.selected))
 
-    def improvement(self, configuration: int, other: int, seed: int = 0) -> Estimate:
+    def improvement(self, configuration: int, other: int, confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
         """The probability that a run of one configuration scores higher than a run of another; NaN if one has none."""
         runs = self.runs[configuration], self.runs[other]
         if not all(map(len, runs)):
             return Estimate(np.nan, np.nan, np.nan)
-        return Estimate(*map(float, bootstrap(probability_of_improvement, *runs, seed=seed)))
+        return Estimate(*map(float, bootstrap(probability_of_improvement, *runs, confidence=confidence, seed=seed)))
 
 
 def rank(

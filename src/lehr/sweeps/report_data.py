@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,7 @@ def _configurations(results: Results, ranking: Ranking) -> list[dict[str, Any]]:
             "place": int(ranking.place[c]),
             "selected": plain([values[c] for values in ranking.selected]),
             "fresh": plain(ranking.fresh[c]) if c in ranking.fresh else None,
+            "fresh_failed": int(np.isnan(ranking.runs[c]).sum()) if c in ranking.fresh else 0,
             "seeds": int(seeds[c]),
             "failed": int(ranking.failed[c]),
             "frozen": int(frozen[c]),
@@ -101,7 +102,7 @@ def _returns(results: Results, ranking: Ranking, drawn: np.ndarray) -> dict[str,
     lowest, highest = np.where(np.isnan(top), np.inf, top).min(-1), np.where(np.isnan(top), -np.inf, top).max(-1)
     return {
         "steps": plain(_bin_means(results.env_steps, bins)),
-        "means": plain(_mean_of_known(thinned[:, drawn], axis=-1).T),
+        "means": plain(_mean_of_known(thinned[:, drawn], lambda each: each.sum(axis=-1)).T),
         "low": plain(lowest.T),
         "high": plain(highest.T),
     }
@@ -115,7 +116,7 @@ def _schedules(results: Results, drawn: np.ndarray) -> dict[str, Any]:
         values = np.asarray(applied, dtype=float)[kept][:, drawn]
         floor = _log_floor(values)
         panel = {"name": name, "floor": plain(floor), "cut": bool(floor is not None and (values < floor).any())}
-        if (values == values[:1]).all():  # nothing but constants: their ends are enough
+        if len(values) and (values == values[:1]).all():  # nothing but constants: their ends are enough
             values, panel["ends"] = values[[0, -1]], True
         panels.append(panel | {"values": plain(values.T if floor is None else np.maximum(values, floor).T)})
     return {"steps": plain(results.env_steps[kept]), "panels": panels}
@@ -212,17 +213,16 @@ def _rows(rows: int, curves: int) -> int:
 
 def _bin_means(values: np.ndarray, bins: int) -> np.ndarray:
     """The means of neighbouring rows, without NaNs: `[R, ...]` to `[bins, ...]`; NaN where all are."""
+    if not bins:
+        return values
     edges = np.linspace(0, len(values), bins, endpoint=False).astype(int)
-    known = np.isfinite(values)
-    sums = np.add.reduceat(np.where(known, values, 0.0), edges, axis=0) if bins else values
-    counts = np.add.reduceat(known.astype(float), edges, axis=0) if bins else values
-    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+    return _mean_of_known(values, lambda each: np.add.reduceat(each, edges, axis=0))
 
 
-def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
+def _mean_of_known(values: np.ndarray, add: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The mean of what is finite, NaN where nothing is; `add` says which values belong together."""
     known = np.isfinite(values)
-    counts = known.sum(axis=axis)
-    sums = np.where(known, values, 0.0).sum(axis=axis)
+    sums, counts = add(np.where(known, values, 0.0)), add(known.astype(float))
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 

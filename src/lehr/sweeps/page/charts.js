@@ -38,9 +38,9 @@ function drawReturns() {
 function belief(fit) {
   if (fit === null) return "All scores are equal, so no parameter matters.";
   const told = `Out of bag, the forest has R² = ${fit.toFixed(2).replace("-", "−")}:`;
-  if (fit >= 0.7) return `${told} it predicts the score well, so this order can be believed.`;
-  if (fit >= 0.3) return `${told} it predicts the score roughly, so take this order with care.`;
-  return `${told} it does not predict the score, so do not believe this order.`;
+  if (fit >= 0.7) return `${told} it predicts the score well, so these numbers can be believed.`;
+  if (fit >= 0.3) return `${told} it predicts the score roughly, so take these numbers with care.`;
+  return `${told} it does not predict the score, so do not believe these numbers.`;
 }
 
 function drawImportance() {
@@ -58,12 +58,16 @@ function drawImportance() {
   caption.textContent = "How much of R² a random forest loses, on configurations that it has not seen, when a " +
     `parameter's values are shuffled; with the standard deviation. ${belief(fit)}`;
   return draw(element, [{
-    type: "bar", orientation: "h", y: names.map(short), x: drops, marker: { color: colour("scale-2") }, width: 0.55,
+    type: "bar", orientation: "h", y: names.map((_, i) => i), x: drops, marker: { color: colour("scale-2") }, width: 0.55,
     error_x: { type: "data", array: deviations, color: colour("soft"), thickness: 1, width: 3 },
-    hovertemplate: "%{y}: %{x:.3~g}<extra></extra>",
+    text: names.map(literal), textposition: "none", hovertemplate: "%{text}: %{x:.3~g}<extra></extra>",
   }], {
     xaxis: { title: axisTitle("loss of R²"), showgrid: true, rangemode: "tozero" },
-    yaxis: { autorange: "reversed", showgrid: false, tickfont: { size: 13, color: colour("ink") }, ticksuffix: "  " },
+    yaxis: {
+      // Places and not names: two long names may be cut to the same text.
+      tickvals: names.map((_, i) => i), ticktext: names.map((name) => short(name)), range: [names.length - 0.4, -0.6],
+      showgrid: false, zeroline: false, tickfont: { size: 13, color: colour("ink") },
+    },
   });
 }
 

@@ -49,7 +49,7 @@ async function drawCoordinates(choose) {
   const order = configurations.map((_, i) => i).sort((a, b) => configurations[b].place - configurations[a].place);
   const dimensions = parameters.map((each, p) => dimension(each, order.map((c) => configurations[c].values[p])));
   dimensions.push(dimension({ name: "score", numeric: true }, order.map((c) => scores[c])));
-  element.style.minWidth = `${110 * dimensions.length}px`;
+  element.style.minWidth = `${150 * dimensions.length}px`;
   await draw(element, [{
     type: "parcoords", dimensions,
     line: {
@@ -57,7 +57,7 @@ async function drawCoordinates(choose) {
       cmax: highest > lowest ? highest : lowest + 1,
     },
     unselected: { line: { color: colour("line"), opacity: 0.25 } },
-    labelfont: { size: 13, color: colour("ink") }, tickfont: { size: 11, color: colour("soft") },
+    labelfont: { size: 13, color: colour("ink") }, tickfont: { size: 11, color: colour("ink") },
     rangefont: { size: 1, color: "rgba(0,0,0,0)" },
   }], { margin: { l: 70, r: 50, t: 50, b: 24 } });
   element.removeAllListeners("plotly_restyle");

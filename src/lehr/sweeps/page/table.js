@@ -9,6 +9,7 @@ const columns = [
   { name: "fresh score", value: (c) => c.fresh?.[0] ?? null, estimate: (c) => c.fresh, down: true, when: (c) => c.fresh },
   { name: "score", value: (c) => c.selected[0], estimate: (c) => c.selected, down: true },
   { name: "seeds", value: (c) => c.seeds },
+  { name: "fresh failed", value: (c) => c.fresh_failed, down: true, when: (c) => c.fresh_failed },
   { name: "failed", value: (c) => c.failed, down: true, when: (c) => c.failed },
   { name: "frozen", value: (c) => c.frozen, down: true, when: (c) => c.frozen },
   ...parameters.map((parameter, p) => ({ name: parameter.name, value: (c) => c.values[p] })),
