@@ -54,7 +54,8 @@ class SweepResult:
         notes = {"total steps": f"{self.definition.space.total_steps:,} env steps for each member"}
         name = algorithms.name_of(self.definition.algorithm)
         env = str(self.definition.settings.get("env", "CartPole-v1"))
-        return gather(SweepDirectory(self.directory), name, env, swept, notes)
+        shared = {key: value for key, value in self.definition.settings.items() if key != "env"}
+        return gather(SweepDirectory(self.directory), name, env, swept, shared, notes)
 
     @cached_property
     def ranking(self) -> Ranking:

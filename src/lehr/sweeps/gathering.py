@@ -1,6 +1,6 @@
 """Collect what the members of a sweep found into arrays."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ def gather(
     algorithm: str,
     env: str,
     coefficients: Sequence[str],
+    settings: Mapping[str, Any],
     notes: dict[str, str] | None = None,
 ) -> Results:
     """Collect the results of a sweep.
@@ -37,6 +38,7 @@ def gather(
         algorithm: its name.
         env: the name of the environment.
         coefficients: the swept coefficients, whose applied values are collected.
+        settings: what all members share.
         notes: other facts to show.
     """
     waves = _finished(directory)
@@ -94,14 +96,20 @@ def gather(
         },
         frozen=frozen,
         again={row: np.array(found) for row, found in again.items()},
+        settings={name: _text(value) for name, value in settings.items()},
         notes=notes or {},
     )
+
+
+def _text(value: Any) -> str:
+    """A setting as the command line takes it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _texts(member: Member) -> dict[str, str]:
     """The swept settings of a member, as text."""
     swept = {name.partition(".")[0] for name in member.point}
-    return {name: str(value) for name, value in member.settings.items() if name in swept}
+    return {name: _text(value) for name, value in member.settings.items() if name in swept}
 
 
 def _finished(directory: SweepDirectory) -> list[Wave]:
