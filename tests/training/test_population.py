@@ -1,5 +1,6 @@
 """Runs trained together are the runs that they would be alone."""
 
+import re
 import signal
 import threading
 from functools import partial
@@ -12,9 +13,12 @@ import lehr
 from lehr.errors import InputError
 from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.report.loggers.thinning import Thinning
+from lehr.schedules.bundle import population as stacked
 from lehr.training import columns
+from lehr.training import population as populations
 from lehr.training.directory import RunDirectory
-from lehr.training.population import make_population, member_state
+from lehr.training.plan import make_plan
+from lehr.training.population import Configured, make_population, member_state
 from lehr.training.runners import population as runner
 from lehr.training.runners.population import Combining, PopulationRunner
 
@@ -219,3 +223,32 @@ def test_populations_with_the_same_base_share_a_compiled_program(count_traces):
     made[0].compile(first.plan.state)
     made[1].compile(other.plan.state)
     assert made[0]._compiled is made[1]._compiled
+
+
+def test_members_that_fill_a_population_up_are_not_shown(tmp_path, caplog):
+    broken = {**BASE, "learning_rate": 1e38, "max_rejected": 1}
+    population = make_population("ppo", [{**BASE, "max_rejected": 1}, broken], labels=["the only one"])
+    with RunDirectory.create(tmp_path / "p") as directory:
+        loop = population.loop(directory, partial(PopulationProgress, labels=population.labels))
+        loop.run()
+    assert table(tmp_path / "p", "update/frozen")["update/frozen"][-1].tolist() == [0.0, 1.0]
+    assert loop.record.latest["env_steps"] == BASE["total_steps"]
+    assert len(loop.record.latest["returns"]) == 1
+    assert "frozen" not in caplog.text
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other devices factorise in batches")
+def test_no_two_batched_factorisations_wait_for_each_others_threads():
+    """Batched QR factorisations of a CPU use the threads that they run on: two at once can stop for ever."""
+    plan, members = make_plan("ppo", BASE), [Configured.of("ppo", member).coefficients for member in MEMBERS]
+    keys = jax.random.split(jax.random.key(0), len(members))
+    lowered = populations._initial.lower(
+        plan.program, plan.settings, plan.network, stacked(members), keys, plan.loaded.data
+    )
+    calls = [line for line in lowered.as_text().splitlines() if "geqrf" in line and "custom_call" in line]
+    assert calls
+    for call in calls:
+        result = re.search(r"-> \(?tensor<([0-9x]*)x?f32>", call)
+        assert result
+        sizes = [int(size) for size in result[1].strip("x").split("x")]
+        assert len(sizes) == 2 or sizes[0] == 1

@@ -18,6 +18,8 @@ from lehr.training.runners.population import Evolution, TooLarge
 
 FILLED = 4
 """A wave is filled up to the size of an earlier one, to share its program, if that is at most so many times its own."""
+FILLED_ON_CPU = 1.25
+"""The same on a CPU, where every idle place takes as long as a member."""
 
 
 class Stopped(Exception):
@@ -87,7 +89,8 @@ class Waves:
         size = -(-len(members) // count)
         group = self._group(members[0])
         sizes = [wave.size for wave in self.waves if self._group(wave.members[0]) == group]
-        if sizes and size < sizes[-1] <= FILLED * size and self.make_evolution is None:
+        filled = FILLED_ON_CPU if jax.default_backend() == "cpu" else FILLED
+        if sizes and size < sizes[-1] <= filled * size and self.make_evolution is None:
             size = sizes[-1]  # some idle places take less time than compiling again
         for begin in range(0, len(members), size):
             self.waves.append(Wave(len(self.waves), tuple(members[begin : begin + size]), size))
@@ -119,7 +122,6 @@ class Waves:
         if group not in self._bases:
             self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
         labels = [member.label for member in wave.members]
-        labels += ["(fills the wave)"] * (wave.size - len(labels))
         evolution = None if wave.members[0].fresh else self.make_evolution
         population = make_population(self.algorithm, settings, labels, self.env, evolution, base=self._bases[group])
         path.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,7 @@ class Population:
     members: tuple[dict[str, Any], ...]
     """Every setting of each member by name."""
     labels: tuple[str, ...]
-    """The name of each member, for the user."""
+    """The name of each member, for the user; members beyond these only fill the population up."""
     evolution: Evolution | None = None
 
     @property
@@ -120,7 +120,8 @@ def make_population(
     Args:
         algorithm: its name, `module:Name`, or its class.
         members: the settings of each; they may differ in coefficients and seeds.
-        labels: the name of each member, for messages; by default its number.
+        labels: the name of each member, for messages; by default its number. Members beyond these only fill the
+            population up, and are not shown.
         env: the environment, if it is not given by name.
         make_evolution: makes what changes members while they train, from the plan of a member.
         base: the plan of a run that may be a member, made here if omitted; populations with the same base share one
@@ -129,11 +130,7 @@ def make_population(
     if not members:
         raise InputError("A population has 0 members; give at least one.")
     plan = make_plan(algorithm, members[0], env) if base is None else base
-    if isinstance(plan.program.env, HostEnvironment):
-        raise InputError(
-            f"{plan.run.env} runs on the host, but a population is one compiled program; train its members one by one, "
-            "or choose an environment that is compiled."
-        )
+    refuse_host(plan)
     found = [Configured.of(algorithm, settings) for settings in members]
     for number, one in enumerate(found):
         if one.group != found[0].group:
@@ -149,6 +146,15 @@ def make_population(
     settings = tuple({"algorithm": plan.algorithm, **config.to_mapping(*one.configs)} for one in found)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
     return Population(replace(plan, program=program, state=whole), settings, names, evolution)
+
+
+def refuse_host(plan: Plan) -> None:
+    """Refuse an environment that cannot be part of the compiled program of a population."""
+    if isinstance(plan.program.env, HostEnvironment):
+        raise InputError(
+            f"{plan.run.env} runs on the host, but a population is one compiled program; train its members one by one "
+            "with 'lehr train', or choose an environment that is compiled."
+        )
 
 
 def _difference(one: Configured, other: Configured) -> str:
@@ -174,11 +180,16 @@ def _initial(
 ) -> TrainState:
     build = builder(type(program.algorithm), program.env, settings, network)
 
-    def init(coefficients: Coefficients, key: Key) -> TrainState:
+    def init(member: tuple[Coefficients, Key]) -> TrainState:
+        coefficients, key = member
         params = build(derive(key, "network"))[1]
         return initial_state(program, coefficients, params, key, data)
 
-    return jax.vmap(init)(coefficients, keys)
+    if jax.default_backend() == "cpu":
+        # One after the other: orthogonal weights of several members at once are batched QR factorisations, and two of
+        # those at the same time can wait for each other's threads for ever.
+        return jax.lax.map(init, (coefficients, keys))
+    return jax.vmap(init)((coefficients, keys))
 
 
 def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
@@ -283,16 +294,17 @@ class PopulationRecord:
         found["update/frozen"] = (found["update/rejected"] > self.plan.run.max_rejected).astype(np.float32)
         self.waiting.append(found)
         self._report_frozen(found)
-        steps = self.plan.program.steps_per_update
+        shown = len(self.population.labels)
+        steps = self.plan.program.steps_per_update * shown
         self.latest = {
-            "env_steps": int(ends[-1]) * steps * size,
-            "time/steps_per_second": steps * size / max(chunk.pace, 1e-9),
-            "returns": _last_known(found["episode/return"], self.latest.get("returns")),
+            "env_steps": int(ends[-1]) * steps,
+            "time/steps_per_second": steps / max(chunk.pace, 1e-9),
+            "returns": _last_known(found["episode/return"][:, :shown], self.latest.get("returns")),
         }
 
     def _report_frozen(self, found: dict[str, np.ndarray]) -> None:
         now = found["update/frozen"][-1] > 0
-        for index in np.flatnonzero(now & ~self.frozen):
+        for index in np.flatnonzero((now & ~self.frozen)[: len(self.population.labels)]):
             applied = ", ".join(
                 f"{name[5:]}={found[name][-1, index]:g}" for name in self.names if name.startswith("coef/")
             )
