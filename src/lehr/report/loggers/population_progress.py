@@ -39,7 +39,8 @@ class PopulationProgress:
         title: str = "",
         console: Console | None = None,
     ) -> None:
-        self._total = total_steps * max(len(labels), 1)
+        self._budget, self._total = total_steps, total_steps * max(len(labels), 1)
+        self._members = f"{len(labels)} member{'s' if len(labels) != 1 else ''}"
         self._enabled, self._labels, self._title = enabled, labels, title
         self._console = console or Console(stderr=True)
         self._live: Live | None = None
@@ -72,9 +73,9 @@ class PopulationProgress:
         self._returns = np.asarray(metrics["returns"], float)
         left = duration((self._total - env_steps) / rate if rate > 0 else math.inf)
         self._line = (
-            f"{self._title}{math.floor(100 * self._share):3d}%  {len(self._labels)} members  "
+            f"{self._title}{math.floor(100 * self._share):3d}%  {self._members}  "
             f"{short_number(env_steps)}/{short_number(self._total)} steps  {short_number(rate)}/s  "
-            f"{rate / (self._total / max(len(self._labels), 1)):.3g} members/s  {left} left  {_spread(self._returns)}"
+            f"{rate / max(self._budget, 1):.3g} members/s  {left} left  {_spread(self._returns)}"
         )
         if monotonic() - self._shown_at >= (_PLAIN_SECONDS if self._live is None else _LIVE_SECONDS):
             self._show()
@@ -92,14 +93,17 @@ class PopulationProgress:
         self._shown_at, self._shown = monotonic(), self._line
 
     def _render(self) -> Group:
-        """The progress line, a bar, and a table of the best members."""
+        """The progress line, a bar, and a table of the best members; nothing before the first update."""
+        if not self._line:
+            return Group()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("return", justify="right")
         table.add_column("best members now", overflow="ellipsis", no_wrap=True)
         for index in best(self._returns, _SHOWN):
             table.add_row(f"{self._returns[index]:.4g}", Text(self._labels[index]))
         bar = ProgressBar(total=1.0, completed=self._share, width=min(60, self._console.width))
-        return Group(Text(self._line, no_wrap=True, overflow="ellipsis"), bar, table)
+        end_of_line = Text()  # a bar has none of its own
+        return Group(Text(self._line, no_wrap=True, overflow="ellipsis"), bar, end_of_line, table)
 
 
 def best(returns: np.ndarray, count: int) -> list[int]:
