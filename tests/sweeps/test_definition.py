@@ -10,7 +10,7 @@ import lehr
 from lehr.algorithms.ppo import Algorithm
 from lehr.config import to_yaml
 from lehr.errors import InputError
-from lehr.sweeps.definition import Definition, check_trust
+from lehr.sweeps.definition import Definition, EvolutionSettings, check_trust
 from lehr.sweeps.samplers import configurations
 from lehr.training.plan import make_plan
 
@@ -75,7 +75,11 @@ def test_file(definition):
 
 def test_examples_of_the_page(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
-    example, conditions = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    first, example, conditions, confirm, evolution = found
+    assert len(configurations(read(tmp_path, first))) == 32
+    assert read(tmp_path, first + confirm).confirm == read(tmp_path, first).confirm == (5, 5)
+    assert read(tmp_path, evolution).evolution == EvolutionSettings()
     assert len(configurations(read(tmp_path, example))) == 200
     more = example.replace("  hidden_sizes", "  epochs: [2, 4, 8]\n  hidden_sizes")
     more = re.sub(r"conditions:\n(  - .*\n)+", conditions, more)

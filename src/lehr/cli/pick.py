@@ -1,6 +1,7 @@
 """`lehr pick`: take members out of a sweep as ordinary runs."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 
 from lehr.cli import add_trust
@@ -17,10 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         metavar="WHICH",
         nargs="?",
         default="best",
-        help="best (the default), the number of a member, or top3 for the best members of three configurations",
+        help="best (the default): the best member of the best configuration; a member's number; or top3: the best "
+        "member of each of the best three configurations",
     )
     parser.add_argument(
-        "--out", metavar="DIR", required=True, help="the new run directory; with top3, the one they are created in"
+        "--out", metavar="DIR", required=True, help="the new run directory; with top3, the directory of the new runs"
     )
     add_trust(parser)
 
@@ -29,4 +31,5 @@ def run(arguments: argparse.Namespace) -> None:
     """Write the runs, and print what can be done with them."""
     out = console()
     for path in pick(arguments.sweep, arguments.which, out=arguments.out, trust=arguments.trust):
-        print_facts(out, {"run": str(path), "next": f"lehr eval {path}; lehr resume {path} --total-steps STEPS"})
+        run = shlex.quote(str(path))
+        print_facts(out, {"run": str(path), "next": f"lehr eval {run}; lehr resume {run} --total-steps STEPS"})

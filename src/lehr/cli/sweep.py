@@ -1,6 +1,8 @@
 """`lehr sweep`: train many configurations at once, and report which is best."""
 
 import argparse
+import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +11,9 @@ import numpy as np
 from lehr.cli import add_trust
 from lehr.cli.output import console, print_facts, print_table
 from lehr.errors import InputError
-from lehr.sweeps.api import SweepResult, load_sweep, members_of, resume_sweep, sweep
+from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
 from lehr.sweeps.definition import Definition
-from lehr.sweeps.directory import ROOT
+from lehr.sweeps.directory import ROOT, SweepDirectory
 from lehr.sweeps.report import write_report
 from lehr.sweeps.running import estimate
 from lehr.sweeps.samplers import make_sampler
@@ -23,18 +25,28 @@ _MOST_LISTED = 40
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Add the sweep file, where to save the sweep, and how to run it."""
     parser.usage = (
-        "lehr sweep FILE.yaml [--out DIR] [OPTIONS]\n       lehr sweep DIR --resume\n       lehr sweep report DIR"
+        "lehr sweep FILE.yaml [--out DIR] [OPTIONS]\n"
+        "       lehr sweep FILE.yaml --dry-run\n"
+        "       lehr sweep DIR --resume\n"
+        "       lehr sweep report DIR"
     )
     parser.epilog = "docs/sweeps.md describes the sweep file."
     parser.add_argument(
-        "what", metavar="FILE", help="the sweep file; or the directory of a sweep to resume; or 'report'"
+        "what", metavar="FILE", help="the sweep file; or the directory of a sweep to resume; or the word 'report'"
     )
     parser.add_argument("sweep", metavar="DIR", nargs="?", help="after 'report': the directory of the sweep")
     parser.add_argument("--out", metavar="DIR", help=f"where to save the sweep (default: {ROOT}/ALGORITHM-ENV-TIME)")
-    parser.add_argument("--resume", action="store_true", help="continue the sweep, from its latest checkpoint")
-    parser.add_argument("--dry-run", action="store_true", help="show the members and the memory they need, then stop")
     parser.add_argument(
-        "--wave-size", type=int, metavar="N", help="train at most N members at once (default: as many as fit)"
+        "--resume",
+        action="store_true",
+        help=f"continue a sweep: the one in DIR, or the latest one of FILE under {ROOT}/",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show what would be trained and stop")
+    parser.add_argument(
+        "--wave-size",
+        type=int,
+        metavar="N",
+        help="train at most N runs at once (default: as many as fit into memory)",
     )
     parser.add_argument("--no-progress", action="store_true", help="do not show progress")
     add_trust(parser)
@@ -47,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sweep is not None:
         raise InputError(f"Unexpected {arguments.sweep!r}; give one sweep file, or 'report' and a directory.")
     if arguments.dry_run:
+        check_size(arguments.wave_size)
         _preview(Definition.read(arguments.what, arguments.trust), arguments.wave_size)
         return 0
     options = {
@@ -66,15 +79,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _begun(arguments: argparse.Namespace) -> Path:
     """The directory of the sweep to resume: given, or the latest one of the same file."""
-    if arguments.out is not None:
-        return Path(arguments.out)
     given = Path(arguments.what)
-    if given.suffix not in (".yaml", ".yml"):
+    if given.is_dir() or given.suffix not in (".yaml", ".yml"):
+        if arguments.out is not None:
+            raise InputError(f"--out is '{arguments.out}', but a resumed sweep stays in '{given}'; drop --out.")
         return given
     wanted = Definition.read(given, arguments.trust).to_mapping()
+    if arguments.out is not None:
+        directory = SweepDirectory.open(arguments.out)
+        if Definition.read(directory.definition, arguments.trust).to_mapping() != wanted:
+            raise InputError(
+                f"'{given}' is not the definition of the sweep in '{directory.path}', which a resumed sweep keeps; "
+                f"write 'lehr sweep {directory.path} --resume', or give another --out."
+            )
+        return directory.path
     for place in sorted(ROOT.glob("*/sweep.yaml"), key=lambda path: path.stat().st_mtime, reverse=True):
-        if Definition.read(place, arguments.trust).to_mapping() == wanted:
-            return place.parent
+        with contextlib.suppress(InputError):  # another sweep, of code that is not trusted or not there any more
+            if Definition.read(place, arguments.trust).to_mapping() == wanted:
+                return place.parent
     raise InputError(f"'{ROOT}' has no sweep of '{given}' to resume; give its directory, or drop --resume.")
 
 
@@ -95,35 +117,49 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
     out = console()
     count = definition.samples if definition.sampler.startswith("optuna:") else None
     configurations = make_sampler(definition).ask(1 if count else 10**9)
-    members = members_of(configurations, definition.seeds)
-    names = list(definition.space.domains)
     swept = list(definition.parameters)
     rows = [[str(one.number), *(str(one.settings[name]) for name in swept)] for one in configurations[:_MOST_LISTED]]
     print_table(out, ["configuration", *swept], rows, words=swept)
     if len(configurations) > _MOST_LISTED:
         out.print(f"... and {len(configurations) - _MOST_LISTED} more")
     if count:
-        out.print(f"The sampler {definition.sampler} chooses the other {count - 1} by the scores of those before.")
-    need = estimate(definition.algorithm, members)
-    total = (count or len(configurations)) * len(definition.seeds)
-    at_once = need.bytes * min(total, wave_size or total)
-    print_facts(
-        out,
-        {
-            "members": f"{count or len(configurations)} configurations x {len(definition.seeds)} seeds = {total}",
-            "parameters": ", ".join(names),
-            "programs": f"{need.groups}, compiled one after the other",
-            "memory": f"at least {need.bytes / 2**20:.3g} MiB for each member, {at_once / 2**30:.3g} GiB at once",
-            "waves": "as many as memory needs" if wave_size is None else f"of {wave_size} members",
-        },
-    )
+        out.print(f"... and {count - 1} more, which {definition.sampler} chooses by the scores of those before")
+    need = estimate(definition, configurations, env=None)
+    chosen, seeds = count or len(configurations), len(definition.seeds)
+    total = chosen * seeds
+    at_once = min(total, wave_size or total)
+    facts = {"members": f"{chosen} {_plural('configuration', chosen)} x {seeds} {_plural('seed', seeds)} = {total}"}
+    top, fresh = min(definition.confirm.top, chosen), definition.confirm.seeds
+    if top and fresh:
+        facts["then"] = f"the best {top} again, with {fresh} fresh {_plural('seed', fresh)}"
+    facts |= {
+        "programs": f"{need.groups}, compiled one after the other" if need.groups > 1 else "1",
+        "memory": f"at least {_size(need.bytes)} for each member, {_size(need.bytes * at_once)} for {at_once} at once",
+        "waves": "as many as memory needs" if wave_size is None else f"of at most {wave_size} members",
+    }
+    print_facts(out, facts)
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _size(count: int) -> str:
+    """A number of bytes, for people."""
+    return f"{count / 2**30:.3g} GiB" if count >= 2**30 else f"{count / 2**20:.3g} MiB"
 
 
 def _summarise(result: SweepResult) -> None:
     """Print what was found."""
     out, results, ranking = console(), result.results, result.ranking
     if not results.members.size:
-        out.print("No member was trained to its end; continue with --resume.")
+        print_facts(
+            out,
+            {
+                "result": "none yet: no member is trained to its end",
+                "next": f"lehr sweep {shlex.quote(str(result.directory))} --resume",
+            },
+        )
         return
     rows = []
     for place, configuration in enumerate(ranking.order[:_SHOWN], 1):
@@ -143,8 +179,10 @@ def _summarise(result: SweepResult) -> None:
     facts["report"] = str(report) if report.exists() else "none; install lehr[sweeps], then run 'lehr sweep report'"
     if result.seconds:
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
-    if result.is_finished:
-        facts["next"] = f"lehr pick {result.directory} best --out runs/best"
+    if np.isnan(ranking.worst):
+        facts["next"] = "all members diverged: sweep lower learning rates, or see the members' metrics for why"
+    elif result.is_finished:
+        facts["next"] = f"lehr pick {shlex.quote(str(result.directory))} best --out runs/best"
     else:
-        facts["next"] = f"lehr sweep {result.directory} --resume"
+        facts["next"] = f"lehr sweep {shlex.quote(str(result.directory))} --resume"
     print_facts(out, facts)

@@ -16,7 +16,7 @@ import numpy as np
 from lehr import algorithms, config
 from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
-from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition
+from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition, check_trust
 from lehr.sweeps.directory import ROOT, Member, SweepDirectory
 from lehr.sweeps.evolution import make_evolution
 from lehr.sweeps.gathering import gather, scores
@@ -25,8 +25,8 @@ from lehr.sweeps.lineage import Fit, ancestors, fit
 from lehr.sweeps.ranking import Ranking, rank
 from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Results
-from lehr.sweeps.running import Stopped, Waves
-from lehr.sweeps.samplers import make_sampler
+from lehr.sweeps.running import Stopped, Waves, estimate
+from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
 from lehr.training import columns
 from lehr.training.directory import Status
 
@@ -80,7 +80,7 @@ def sweep(
     definition: str | Path | Mapping[str, Any] | Definition,
     *,
     out: str | Path | None = None,
-    env: AnyEnvironment | None = None,
+    env: str | AnyEnvironment | None = None,
     wave_size: int | None = None,
     progress: bool = True,
     trust: bool = False,
@@ -90,17 +90,22 @@ def sweep(
     Args:
         definition: a sweep file, or a mapping with its keys; see docs/sweeps.md.
         out: directory of the sweep; by default `sweeps/<algorithm>-<env>-<time>`.
-        env: the environment, if it is not given by name.
-        wave_size: at most so many members are trained at once; by default as many as fit into memory.
+        env: an environment or its name, instead of the one in the settings.
+        wave_size: train at most this many members at once; by default as many as fit into memory.
         progress: show progress.
         trust: allow the file to run code from outside Lehr.
     """
     read = _read(definition, trust)
-    _check_size(wave_size)
+    check_size(wave_size)
+    if env is not None:
+        name = env if isinstance(env, str) else type(env).__name__
+        read = replace(read, settings={**read.settings, "env": name})
+    made = None if isinstance(env, str) else env
+    sampler = checked_sampler(read, made)
     path = Path(out) if out is not None else _default_path(read)
     with _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())
-        return _run(read, directory, env, wave_size, progress)
+        return _run(read, sampler, directory, made, wave_size, progress)
 
 
 def resume_sweep(
@@ -116,15 +121,16 @@ def resume_sweep(
     Args:
         path: its directory, or its name under `sweeps/`.
         env: the environment, if the sweep was given an object.
-        wave_size: for members that are not planned yet.
+        wave_size: train at most this many members at once; only for members that are not assigned to a wave yet.
         progress: show progress.
         trust: allow the sweep to run code from outside Lehr.
     """
     directory = SweepDirectory.open(path)
     read = Definition.read(directory.definition, trust)
-    _check_size(wave_size)
+    check_size(wave_size)
     with _locked(directory):
-        return _run(read, directory, env, wave_size, progress)
+        _check_members(directory, trust)
+        return _run(read, make_sampler(read), directory, env, wave_size, progress)
 
 
 def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
@@ -135,13 +141,31 @@ def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
         trust: allow the sweep to run code from outside Lehr.
     """
     directory = SweepDirectory.open(path)
-    is_finished = directory.run.read_status()["status"] == "finished"
-    return SweepResult(directory.path, Definition.read(directory.definition, trust), is_finished)
+    definition = Definition.read(directory.definition, trust)
+    _check_members(directory, trust)
+    return SweepResult(directory.path, definition, directory.is_complete)
 
 
-def members_of(configurations: Sequence[Configuration], seeds: Sequence[int], first: int = 0) -> list[Member]:
+def checked_sampler(definition: Definition, env: AnyEnvironment | None = None) -> Sampler:
+    """Return the sampler of a sweep; configurations that cannot be trained are an error, as far as they are known."""
+    if definition.sampler.startswith(OPTUNA):
+        estimate(definition, make_sampler(definition).ask(1), env)
+        return make_sampler(definition)
+    listed = configurations(definition)
+    estimate(definition, listed, env)
+    return ListSampler(listed)
+
+
+def _check_members(directory: SweepDirectory, trust: bool) -> None:
+    """Refuse members whose settings would run code from outside Lehr, as those of the definition are."""
+    for wave in [] if trust else directory.read_waves():
+        for member in wave.members:
+            check_trust({"settings": member.settings}, f"The sweep '{directory.path}'", trust)
+
+
+def members_of(chosen: Sequence[Configuration], seeds: Sequence[int], first: int = 0) -> list[Member]:
     """Every configuration with every seed; numbers begin with `first`."""
-    pairs = itertools.product(configurations, seeds)
+    pairs = itertools.product(chosen, seeds)
     return [
         Member(number, configuration.number, seed, configuration.point, configuration.settings)
         for number, (configuration, seed) in enumerate(pairs, first)
@@ -156,7 +180,8 @@ def _read(definition: str | Path | Mapping[str, Any] | Definition, trust: bool) 
     return Definition.read(definition, trust)
 
 
-def _check_size(wave_size: int | None) -> None:
+def check_size(wave_size: int | None) -> None:
+    """Refuse waves without members."""
     if wave_size is not None and wave_size < 1:
         raise InputError(f"wave_size is {wave_size}; it must be 1 or more.")
 
@@ -183,7 +208,12 @@ def _locked(directory: SweepDirectory) -> Iterator[SweepDirectory]:
 
 
 def _run(
-    definition: Definition, directory: SweepDirectory, env: AnyEnvironment | None, wave_size: int | None, progress: bool
+    definition: Definition,
+    sampler: Sampler,
+    directory: SweepDirectory,
+    env: AnyEnvironment | None,
+    wave_size: int | None,
+    progress: bool,
 ) -> SweepResult:
     """Train what is not trained yet, and write the report."""
     begin = time.perf_counter()
@@ -194,7 +224,7 @@ def _run(
     waves = Waves(directory, definition.algorithm, env, evolution, wave_size, progress)
     is_finished = False
     try:
-        tried = _search(definition, directory, waves)
+        tried = _search(definition, sampler, directory, waves)
         _confirm(definition, directory, waves, tried)
         is_finished = True
         directory.run.write_status("finished")
@@ -208,18 +238,17 @@ def _run(
     return result
 
 
-def _search(definition: Definition, directory: SweepDirectory, waves: Waves) -> list[Member]:
+def _search(definition: Definition, sampler: Sampler, directory: SweepDirectory, waves: Waves) -> list[Member]:
     """Train the configurations that the sampler asks for, and return the members."""
-    sampler = make_sampler(definition)
     adapts = definition.sampler.startswith(OPTUNA)
     count = -(-(definition.samples or 1) // ROUNDS) if adapts else MOST_CONFIGURATIONS
     tried: list[Member] = []
-    while configurations := sampler.ask(count):
-        members = members_of(configurations, definition.seeds, len(tried))
+    while asked := sampler.ask(count):
+        members = members_of(asked, definition.seeds, len(tried))
         waves.train(members)
         tried += members
         if adapts:
-            sampler.tell(configurations, _means(directory, members, len(configurations)).tolist())
+            sampler.tell(asked, _means(directory, members, len(asked)).tolist())
     return tried
 
 

@@ -29,6 +29,7 @@ OPTUNA = "optuna:"
 """The prefix of Optuna's samplers."""
 MOST_CONFIGURATIONS = 100_000
 """The largest number of configurations of a sweep, and of points of a grid."""
+LARGEST_SEED = 2**63 - 1
 
 _KEYS = (
     *("algorithm", "settings", "parameters", "conditions", "sampler", "samples", "sampler_seed", "seeds"),
@@ -43,6 +44,12 @@ _NOT_SWEPT = {
     "preset": "it only fills in missing settings, so move it to settings or sweep what it sets",
 }
 """Settings that cannot be swept, and what to do instead."""
+_FOR_SINGLE_RUNS = {
+    "target_return": "all runs of a sweep are trained for the whole budget, so that they can be compared",
+    "wandb": "the runs of a sweep are logged to its own directory only",
+    "loggers": "the runs of a sweep are logged to its own directory only",
+}
+"""Settings of single runs that a sweep would ignore, and why."""
 
 
 class Confirm(NamedTuple):
@@ -157,7 +164,7 @@ class Definition:
             raise InputError(f"seed is {quoted(settings['seed'])}, but {_NOT_SWEPT['seed']}.")
         parameters = _swept(algorithm, classes, settings, parameters)
         fields = fields_of(classes)
-        space = Space.read(fields, parameters, _budget(classes, settings))
+        space = Space.read(fields, parameters, _run_settings(classes, settings).total_steps)
         spellings = {alias: name for name, found in fields.items() for alias in found.aliases}
         conditions = tuple(Condition.read(text, space, spellings) for text in _conditions(given.get("conditions")))
         sampler, samples = _sampler(given.get("sampler", "sobol"), given.get("samples"), space)
@@ -167,6 +174,11 @@ class Definition:
         evolution = _evolution(given.get("evolution"), space, parameters)
         if evolution is not None and given.get("confirm") is None:
             confirm = Confirm(0, 0)
+        if confirm.top and max(seeds) + confirm.seeds > LARGEST_SEED:
+            raise InputError(
+                f"seeds has {max(seeds)}, but the {confirm.seeds} fresh seeds of confirm are those after the largest, "
+                f"and no seed is above {LARGEST_SEED}; give smaller seeds."
+            )
         return cls(
             algorithm,
             settings,
@@ -317,11 +329,21 @@ def _swept(
     return found
 
 
-def _budget(classes: list[type], settings: Mapping[str, Any]) -> int:
-    """Return the budget of a run in env steps."""
+def _run_settings(classes: list[type], settings: Mapping[str, Any]) -> RunConfig:
+    """Return the settings of a run that matter to the sweep as a whole; those that a sweep cannot follow are errors."""
     preset = presets_of(classes).get(str(settings.get("preset")), {})
-    given = {key: value for key, value in {**preset, **settings}.items() if key == "total_steps"}
-    return config.build([RunConfig], given)[0].total_steps
+    names = ("total_steps", "evaluate_episodes", *_FOR_SINGLE_RUNS)
+    given = {key: value for key, value in {**preset, **settings}.items() if key in names}
+    run = config.build([RunConfig], given)[0]
+    if run.evaluate_episodes == 0:
+        raise InputError(
+            "evaluate_episodes is 0, but a sweep ranks its runs by an evaluation at the end; give 1 or more, or leave "
+            "it out."
+        )
+    for name, why in _FOR_SINGLE_RUNS.items():
+        if getattr(run, name):
+            raise InputError(f"{name} is {quoted(settings[name])}, but {why}; remove it.")
+    return run
 
 
 def _conditions(given: Any) -> list[Any]:
@@ -427,11 +449,11 @@ def _seeds(given: Any) -> tuple[int, ...]:
     return seeds
 
 
-def _whole(name: str, given: Any, least: int, most: int = 2**63 - 1) -> int:
+def _whole(name: str, given: Any, least: int, most: int = LARGEST_SEED) -> int:
     """Read a whole number between two limits, also from a text such as `1k`."""
     is_integer = isinstance(given, int) and not isinstance(given, bool)
     value = given if is_integer else number(given, name) if is_number(given) else math.nan
     if not least <= value <= most or value != int(value):
-        limits = f"{least} or more" if most == 2**63 - 1 else f"from {least} to {most}"
+        limits = f"{least} or more" if most == LARGEST_SEED else f"from {least} to {most}"
         raise InputError(f"{name} is {quoted(given)}; give a whole number, {limits}.")
     return int(value)

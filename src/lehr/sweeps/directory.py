@@ -8,6 +8,7 @@ report.html           what was found
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,24 @@ class Member:
     fresh: bool = False
     """Whether it trains one of the best configurations again, with a fresh seed."""
 
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> "Member":
+        """Read a member as JSON stores it; what no sweep writes is a `ValueError`."""
+        member = cls(**given)
+        for name, kind in _KINDS.items():
+            if type(getattr(member, name)) is not kind:
+                raise ValueError(f"the {name} of a member is not of type {kind.__name__}")
+        return member
+
     @property
     def label(self) -> str:
         """Number, swept values and seed, in one line."""
         values = ", ".join(f"{name} {_short(value)}" for name, value in self.point.items())
         return f"{self.number}: {values}{', ' if values else ''}seed {self.seed}"
+
+
+_KINDS = {"number": int, "configuration": int, "seed": int, "point": dict, "settings": dict, "fresh": bool}
+"""The types of the fields of a member."""
 
 
 def _short(value: Any) -> str:
@@ -75,6 +89,8 @@ class SweepDirectory:
     @classmethod
     def create(cls, path: str | Path) -> "SweepDirectory":
         """Create a new sweep, and lock it; the directory must be empty or not exist."""
+        if (Path(path) / "sweep.yaml").exists():
+            raise InputError(f"There is a sweep in '{path}' already; add --resume, or give another directory.")
         run = RunDirectory.create(path)
         return cls(run.path, run)
 
@@ -84,6 +100,8 @@ class SweepDirectory:
         for place in (Path(path), ROOT / path):
             if (place / "sweep.yaml").is_file():
                 return cls(place)
+        if Path(path).is_dir():
+            raise InputError(f"'{path}' has no sweep.yaml; give a directory written by 'lehr sweep'.")
         raise InputError(
             f"There is no sweep '{path}', neither as a directory nor under '{ROOT}'; give a directory written by "
             "'lehr sweep'."
@@ -93,10 +111,14 @@ class SweepDirectory:
         """The directory of a population."""
         return self.path / "waves" / f"{number:03d}"
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all members are trained."""
+        return _is_finished(self.run)
+
     def is_finished(self, wave: Wave) -> bool:
         """Whether the members of a wave are trained."""
-        path = self.wave_path(wave.number)
-        return (path / "status.json").exists() and RunDirectory(path).read_status()["status"] == "finished"
+        return _is_finished(RunDirectory(self.wave_path(wave.number)))
 
     def write_waves(self, waves: list[Wave]) -> None:
         """Write which members are trained together."""
@@ -111,10 +133,22 @@ class SweepDirectory:
         if not self._waves.exists():
             return []
         try:
-            found = json.loads(self._waves.read_text())
-            return [
-                Wave(number, tuple(Member(**member) for member in wave["members"]), int(wave["size"]))
-                for number, wave in enumerate(found)
+            waves = [
+                Wave(number, tuple(Member.read(member) for member in wave["members"]), wave["size"])
+                for number, wave in enumerate(json.loads(self._waves.read_text()))
             ]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            total = sum(len(wave.members) for wave in waves)
+            for wave in waves:
+                if type(wave.size) is not int or not 1 <= len(wave.members) <= wave.size <= total:
+                    raise ValueError(f"wave {wave.number} has {len(wave.members)} members, but its size is {wave.size}")
+            return waves
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InputError(f"'{self._waves}' is damaged ({error}); restore it from a copy.") from None
+
+
+def _is_finished(directory: RunDirectory) -> bool:
+    """Whether a status says so; one that cannot be read does not."""
+    try:
+        return directory.read_status()["status"] == "finished"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

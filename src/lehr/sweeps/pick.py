@@ -72,6 +72,11 @@ def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[
     match = re.fullmatch(r"best|top-?([1-9]\d{0,5})", which)
     if match is None:
         raise InputError(f"{which!r} is not a choice of members; give best, the number of a member, or top3.")
+    if np.isnan(result.ranking.worst):
+        raise InputError(
+            f"No member of the sweep '{directory.path}' has a score, since all of them diverged, so none is the best; "
+            "give the number of a member."
+        )
     rows = result.ranking.order[: int(match[1] or 1)]
     return [place[_best_member(directory, result, int(row), [wave for wave, _ in place.values()])] for row in rows]
 

@@ -10,10 +10,12 @@ import jax
 from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
 from lehr.report.loggers.population_progress import PopulationProgress
+from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan, make_plan
-from lehr.training.population import Configured, make_population
+from lehr.training.population import Configured, make_population, refuse_host
+from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import Evolution, TooLarge
 
 FILLED = 4
@@ -146,13 +148,19 @@ class Estimate(NamedTuple):
     """The state of a member of the largest group."""
 
 
-def estimate(algorithm: Any, members: Sequence[Member]) -> Estimate:
-    """Estimate what members need; the rollouts and the gradients come on top."""
-    first: dict[Any, Member] = {}
-    for member in members:
-        first.setdefault(Configured.of(algorithm, {**member.settings, "seed": member.seed}).group, member)
+def estimate(definition: Definition, configurations: Sequence[Configuration], env: AnyEnvironment | None) -> Estimate:
+    """Estimate what a sweep needs; the rollouts and the gradients come on top.
+
+    One configuration of each program is assembled and traced, so what cannot be trained is an error here, before
+    anything is.
+    """
+    first: dict[Any, Configuration] = {}
+    for configuration in configurations:
+        first.setdefault(definition.space.group(configuration.point), configuration)
     sizes = []
-    for member in first.values():
-        state = make_plan(algorithm, {**member.settings, "seed": member.seed}).state
-        sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)))
+    for configuration in first.values():
+        plan = make_plan(definition.algorithm, configuration.settings, env)
+        refuse_host(plan)
+        metric_names(plan.program, plan.state, members=2)  # traces an update: minibatches of unequal size fail there
+        sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.state)))
     return Estimate(len(first), max(sizes))
