@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -119,16 +118,14 @@ def test_settings_that_shape_the_program_form_groups(tmp_path):
 
 def test_a_sweep_that_is_stopped_and_resumed_ends_the_same(swept, tmp_path, monkeypatch):
     monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 3)
-    begin = running.Waves._train
-    armed = []
+    reports = []
 
-    def interrupted(self, wave):
-        if wave.number == 0 and not armed:
-            armed.append(threading.Timer(0.0, signal.raise_signal, (signal.SIGINT,)))
-            monkeypatch.setattr("lehr.training.loop.Loop._report", lambda loop: signal.raise_signal(signal.SIGINT))
-        begin(self, wave)
+    def interrupt(loop):
+        reports.append(loop.done)
+        if len(reports) == 2:
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(running.Waves, "_train", interrupted)
+    monkeypatch.setattr("lehr.training.loop.Loop._report", interrupt)
     stopped = lehr.sweep(DEFINITION, out=tmp_path / "s", progress=False)
     assert not stopped.is_finished
     assert json.loads((tmp_path / "s" / "status.json").read_text())["status"] == "stopped"
@@ -176,6 +173,35 @@ def test_a_sweep_that_is_not_there_is_one_sentence(tmp_path):
         lehr.load_sweep(tmp_path / "none")
     with pytest.raises(InputError, match="There is no sweep"):
         lehr.pick(tmp_path / "none", out=tmp_path / "run")
+
+
+TINY = {**DEFINITION, "samples": 2, "seeds": 1, "confirm": False}
+
+
+def test_an_environment_object_is_named_in_the_definition(tmp_path):
+    """Otherwise a resumed sweep would train on the default environment."""
+    env = lehr.envs.make("Acrobot-v1")
+    definition = {**TINY, "settings": {name: value for name, value in SMALL.items() if name != "env"}}
+    found = lehr.sweep(definition, out=tmp_path / "s", env=env, progress=False)
+    assert found.results.env == type(env).__name__
+    assert found.results.scores.max() < 0  # each step of Acrobot costs 1, each of CartPole earns 1
+    (SweepDirectory(tmp_path / "s").wave_path(0) / "status.json").unlink()
+    with pytest.raises(InputError, match=f"There is no environment named '{type(env).__name__}'"):
+        lehr.resume_sweep(tmp_path / "s", progress=False)
+
+
+def test_if_all_members_diverge_nothing_is_the_best(tmp_path):
+    definition = {**TINY, "parameters": {"learning_rate": [1e38, 3e38]}}
+    found = lehr.sweep(definition, out=tmp_path / "s", progress=False)
+    assert found.is_finished
+    assert np.isnan(found.results.scores).all()
+    assert found.summary == "No run has a score, so there is nothing to rank."
+    for which in ("best", "top2"):
+        with pytest.raises(InputError, match="has a score, since all of them diverged, so none is the best"):
+            lehr.pick(found, which, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (run,) = lehr.pick(found, 1, out=tmp_path / "run")
+    assert lehr.load(run).config["learning_rate"] == 3e38
 
 
 KILLED = """

@@ -56,9 +56,9 @@ class Confirm(NamedTuple):
     """The best configurations are trained again with fresh seeds, because the best of many is in part the luckiest."""
 
     top: int = 5
-    """So many configurations."""
+    """Number of configurations."""
     seeds: int = 5
-    """With so many fresh seeds each."""
+    """Number of fresh seeds of each."""
 
 
 class EvolutionSettings(NamedTuple):

@@ -1,4 +1,4 @@
-"""The way that population-based training found: the coefficients of the winner's ancestors, as a schedule.
+"""The path that population-based training found: the coefficients of the winner's ancestors, as a schedule.
 
 The winner is a copy of a copy of a copy, each with other coefficients. Followed back to the first update, they are a
 schedule, and written as text, anybody can train with it.
@@ -13,7 +13,7 @@ from lehr.schedules.phases import Phase, Position
 from lehr.schedules.schedule import Schedule
 
 MOST_PHASES = 6
-"""A fitted schedule has at most so many phases."""
+"""A fitted schedule has at most this many phases."""
 CLOSE = 0.05
 """A fit that is this close to the path, as a root mean square of relative errors, needs no more phases."""
 

@@ -19,7 +19,7 @@ from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import Evolution, TooLarge
 
 FILLED = 4
-"""A wave is filled up to the size of an earlier one, to share its program, if that is at most so many times its own."""
+"""A wave is filled up to the size of an earlier one, to share its program, if that is at most this many times its own."""
 FILLED_ON_CPU = 1.25
 """The same on a CPU, where every idle place takes as long as a member."""
 
@@ -36,7 +36,7 @@ class Waves:
         algorithm: its name, `module:Name`, or its class.
         env: the environment, if it is not given by name.
         make_evolution: makes what changes members while they train; members with fresh seeds train without.
-        size: at most so many members in a wave; by default as many as fit into memory.
+        size: at most this many members in a wave; by default as many as fit into memory.
         progress: whether to show progress.
     """
 

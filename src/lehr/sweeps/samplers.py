@@ -15,7 +15,7 @@ from lehr.sweeps.space import Point
 FEWEST_ACCEPTED = 0.001
 """The least share of the points drawn that must satisfy the conditions."""
 FEWEST_DRAWN = 10_000
-"""So many points are drawn before conditions are called impossible."""
+"""This many points are drawn before conditions are called impossible."""
 
 
 class Sampler(Protocol):

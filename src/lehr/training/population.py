@@ -35,7 +35,7 @@ EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "eva
 
 
 def default_window(plan: Plan) -> int:
-    """Number of updates of a row: as the user says, or so many that there are at most `MOST_ROWS` rows."""
+    """Number of updates of a row: as the user says, or enough for at most `MOST_ROWS` rows."""
     every = plan.run.log_every
     return max(1, -(-plan.updates // MOST_ROWS)) if every is None else plan.every(every)
 
