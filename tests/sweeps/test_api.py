@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -79,10 +78,10 @@ def test_results_are_those_of_the_members(swept):
 def test_a_sweep_in_waves_trains_the_same_members(swept, tmp_path):
     waved = lehr.sweep(DEFINITION, out=tmp_path / "waves", wave_size=3, progress=False)
     waves = SweepDirectory(waved.directory).read_waves()
-    assert [len(wave.members) for wave in waves] == [3, 3, 2, 2, 2]
-    assert {wave.size for wave in waves} == {3, 2} or {wave.size for wave in waves} == {3}
+    assert [len(wave.members) for wave in waves] == [3, 3, 2, 3, 1]
+    assert {wave.size for wave in waves} == {3}  # idle places fill the last ones, so that all share a program
     np.testing.assert_allclose(waved.results.schedules["entropy_coef"], swept.results.schedules["entropy_coef"])
-    np.testing.assert_allclose(waved.results.scores, swept.results.scores, rtol=0.5)
+    np.testing.assert_array_equal(waved.results.returns[:5], swept.results.returns[:5])
 
 
 def test_waves_are_halved_until_they_fit_into_memory(tmp_path, monkeypatch):
@@ -104,33 +103,32 @@ def test_waves_are_halved_until_they_fit_into_memory(tmp_path, monkeypatch):
 def test_settings_that_shape_the_program_form_groups(tmp_path):
     definition = {
         "algorithm": "ppo",
-        "settings": {name: value for name, value in SMALL.items() if name not in ("hidden_sizes", "horizon")},
-        "parameters": {"hidden_sizes": [[4], [8]], "horizon": [8, 16], "clip_range": [0.1, 0.2]},
+        "settings": {name: value for name, value in SMALL.items() if name != "horizon"},
+        "parameters": {"horizon": [8, 16], "clip_range": [0.1, 0.2]},
         "sampler": "grid",
         "confirm": False,
     }
     found = lehr.sweep(definition, out=tmp_path / "groups", progress=False)
-    assert [len(wave.members) for wave in SweepDirectory(found.directory).read_waves()] == [2, 2, 2, 2]
-    assert found.results.scores.shape == (8, 1)
-    assert found.results.returns.shape[1:] == (8, 1)
+    assert [len(wave.members) for wave in SweepDirectory(found.directory).read_waves()] == [2, 2]
+    assert found.results.scores.shape == (4, 1)
+    assert found.results.returns.shape[1:] == (4, 1)
     assert found.results.env_steps[-1] == 640
-    np.testing.assert_allclose(found.results.schedules["clip_range"][-1], [0.1, 0.2] * 4)
+    np.testing.assert_allclose(found.results.schedules["clip_range"][-1], [0.1, 0.2] * 2)
 
 
 def test_a_sweep_that_is_stopped_and_resumed_ends_the_same(swept, tmp_path, monkeypatch):
     monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 3)
-    begin = running.Waves._train
-    armed = []
+    reports = []
 
-    def interrupted(self, wave):
-        if wave.number == 0 and not armed:
-            armed.append(threading.Timer(0.0, signal.raise_signal, (signal.SIGINT,)))
-            monkeypatch.setattr("lehr.training.loop.Loop._report", lambda loop: signal.raise_signal(signal.SIGINT))
-        begin(self, wave)
+    def interrupt(loop):
+        reports.append(loop.done)
+        if len(reports) == 2:
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(running.Waves, "_train", interrupted)
+    monkeypatch.setattr("lehr.training.loop.Loop._report", interrupt)
     stopped = lehr.sweep(DEFINITION, out=tmp_path / "s", progress=False)
     assert not stopped.is_finished
+    assert len(reports) < 6
     assert json.loads((tmp_path / "s" / "status.json").read_text())["status"] == "stopped"
     monkeypatch.undo()
     resumed = lehr.resume_sweep(tmp_path / "s", progress=False)

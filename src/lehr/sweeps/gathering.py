@@ -91,7 +91,7 @@ def gather(
         returns=np.moveaxis(curves, 2, 0),
         scores=np.where(frozen, np.nan, last(SCORE)),
         schedules={
-            name: np.array([of(row[0], f"coef/{name}") for row in numbers]).reshape(len(configurations), -1).T
+            name: np.array([of(row[0], f"coef/{name}") for row in numbers]).reshape(len(configurations), len(grid)).T
             for name in coefficients
         },
         frozen=frozen,
