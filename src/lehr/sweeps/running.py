@@ -51,6 +51,7 @@ class Waves:
         self.compile_seconds = 0.0
         """Time spent compiling, in all waves."""
         self._bases: dict[Any, Plan] = {}
+        self._known: dict[tuple[int, bool], Any] = {}
 
     def train(self, members: Sequence[Member]) -> None:
         """Train members, unless they are trained already."""
@@ -79,7 +80,11 @@ class Waves:
         return list(found.values())
 
     def _group(self, member: Member) -> Any:
-        return Configured.of(self.algorithm, member.settings | {"seed": member.seed}).group
+        """What members of one wave have in common; that of a configuration is the same for all its seeds."""
+        key = member.configuration, member.fresh
+        if key not in self._known:
+            self._known[key] = Configured.of(self.algorithm, member.settings).group
+        return self._known[key]
 
     def _append(self, members: list[Member]) -> None:
         """Plan waves of one group, of the same size, so that they share a compiled program."""

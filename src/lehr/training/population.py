@@ -1,7 +1,7 @@
 """Populations: runs that differ in coefficients and seeds, trained together as one run with a member axis."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from lehr.schedules.controllers import Controller
 from lehr.training import checkpoint, columns
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Kind, Loop, ProgressFunction
-from lehr.training.plan import Plan, make_plan, settings_classes
+from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.training.program import Program, builder, initial_state
 from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import Evolution, PopulationRunner, PopulationState
@@ -46,8 +46,6 @@ class Population:
 
     plan: Plan
     """That of the first member, but with the state of all members."""
-    members: tuple[dict[str, Any], ...]
-    """Every setting of each member by name."""
     labels: tuple[str, ...]
     """The name of each member, for the user."""
     evolution: Evolution | None = None
@@ -100,6 +98,18 @@ class Configured:
         return cls(configs, used, (tuple(fixed), tuple(sorted(kinds.items()))))
 
 
+def configured(algorithm: Any, members: Iterable[Mapping[str, Any]]) -> list[Configured]:
+    """Parse the settings of members; those that differ in their seeds alone are parsed once."""
+    known: dict[str, Configured] = {}
+    found = []
+    for settings in members:
+        text = repr(sorted((name, value) for name, value in settings.items() if name != "seed"))
+        if text not in known:
+            known[text] = Configured.of(algorithm, settings)
+        found.append(known[text])
+    return found
+
+
 def _kind(coefficient: Any) -> str:
     """What a coefficient must have in common in all members: schedules stack with schedules, controllers of a kind."""
     if isinstance(coefficient, Controller):
@@ -134,7 +144,7 @@ def make_population(
             f"{plan.run.env} runs on the host, but a population is one compiled program; train its members one by one, "
             "or choose an environment that is compiled."
         )
-    found = [Configured.of(algorithm, settings) for settings in members]
+    found = configured(algorithm, members)
     for number, one in enumerate(found):
         if one.group != found[0].group:
             raise InputError(
@@ -142,13 +152,17 @@ def make_population(
                 "differ in coefficients and seeds, and everything else makes another population."
             )
     program = replace(plan.program, most_rejected=plan.run.max_rejected)
-    seeds = [one.configs[0].seed for one in found]
+    seeds = [_seed(settings) for settings in members]
     state = initial_members(plan, program, [one.coefficients for one in found], seeds)
     evolution = None if make_evolution is None else make_evolution(plan)
     whole = PopulationState(state, evolution.init(state) if evolution is not None else ())
-    settings = tuple({"algorithm": plan.algorithm, **config.to_mapping(*one.configs)} for one in found)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
-    return Population(replace(plan, program=program, state=whole), settings, names, evolution)
+    return Population(replace(plan, program=program, state=whole), names, evolution)
+
+
+def _seed(settings: Mapping[str, Any]) -> int:
+    given = settings.get("seed", 0)
+    return given if type(given) is int else config.build([RunConfig], {"seed": given})[0].seed
 
 
 def _difference(one: Configured, other: Configured) -> str:
@@ -309,7 +323,7 @@ class PopulationRecord:
             joined = {name: np.concatenate([part[name] for part in self.waiting]) for name in self.waiting[0]}
             columns.write(self.directory, self.written, joined)
             self.waiting, self.written = [], done
-        return {"members": len(self.population.members)}
+        return {"members": len(self.population.labels)}
 
     def protected(self) -> tuple[int, ...]:
         """None."""
