@@ -31,6 +31,8 @@ MOST_ROWS = 500
 """By default, a population logs at most this many rows for each member."""
 SAVE_SECONDS = 60.0
 """By default, seconds between checkpoints."""
+FEWEST_PHASES = 4
+"""Schedules have at least so many phases in a population, so that one with longer ones can share its program."""
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
@@ -179,7 +181,12 @@ def initial_members(
 ) -> TrainState:
     """Return the states of all members before their first update, with a leading member axis."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    return _initial(program, plan.settings, plan.network, stacked(coefficients), keys, plan.loaded.data)
+    return _initial(program, plan.settings, plan.network, _stacked(coefficients), keys, plan.loaded.data)
+
+
+def _stacked(coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
+    """The coefficients of all members, with a number of phases that most populations have in common."""
+    return stacked(coefficients, FEWEST_PHASES)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -197,7 +204,7 @@ def _initial(
 
 def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
     """The shapes of the state of a population with these coefficients, from the plan of one of its members."""
-    together = jax.eval_shape(lambda: stacked(coefficients))
+    together = jax.eval_shape(lambda: _stacked(coefficients))
     size = len(coefficients)
     one = plan.state._replace(coefficients=())
     members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)
