@@ -42,7 +42,7 @@ GAIL_PENDULUM = {  # each rollout is a whole episode of every environment, so th
     "horizon": 200,
     "minibatches": 32,
     "epochs": 4,
-    "learning_rate": "2e-3 -> 0",
+    "learning_rate": "1e-3 -> 0",
     "entropy_coef": 0.0,
     "normalise_observations": True,
     "imitation_reward": "logit",

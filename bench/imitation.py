@@ -1,6 +1,6 @@
-"""What the benchmarks of reward models share: train all seeds of a setting as one population, and evaluate them."""
+"""What several benchmarks share: train all seeds of a setting as one population, and evaluate them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -29,12 +29,21 @@ class Trained(NamedTuple):
     """`[seeds]`: mean return of 100 episodes with the most likely actions."""
     sampled: np.ndarray
     """The same with sampled actions."""
-    curve: np.ndarray
-    """`[seeds, updates]`: mean return of the episodes that ended in each update, NaN if none did."""
+    curves: dict[str, np.ndarray]
+    """By name, `[seeds, updates]`: metrics of each update, of which `METRICS` are kept, as far as there are any."""
+
+
+METRICS = ("episode/return", "model/unexplained")
+"""Metrics that are kept; a return is NaN where no episode ended."""
 
 
 def train(
-    algorithm: Any, env: AnyEnvironment, total_steps: int, seeds: Sequence[int], settings: dict[str, Any]
+    algorithm: Any,
+    env: AnyEnvironment,
+    total_steps: int,
+    seeds: Sequence[int],
+    settings: dict[str, Any],
+    report: Callable[[int, dict[str, np.ndarray]], None] | None = None,
 ) -> Trained:
     """Train a policy for each seed, all in one compiled program.
 
@@ -44,13 +53,15 @@ def train(
         total_steps: env steps of each policy.
         seeds: the seeds.
         settings: of the algorithm, its network, and the reward model that `reward_model` names.
+        report: called ten times, with the env steps so far and the metrics `[seeds, updates]` since the last time.
     """
     given = dict(settings)
     model = rewards.find(given.pop("reward_model", "environment"))
     found = algorithms.find(algorithm, given)
     own, network, reward = build([found.Config, found.NetworkConfig, model.Config], given)
     program, first = assemble(found, env, own, network, total_steps, 0, model, reward)
-    updates = total_steps // program.steps_per_update
+    parts = 1 if report is None else 10
+    updates = total_steps // program.steps_per_update // parts
 
     def begin(seed: jax.Array) -> Any:
         key = jax.random.key(seed)
@@ -60,15 +71,21 @@ def train(
     def run(state: Any, data: Any) -> Any:
         state = state._replace(reward_model=state.reward_model._replace(data=data))
 
-        def update(state: Any, _: None) -> tuple[Any, jax.Array]:
+        def update(state: Any, _: None) -> tuple[Any, dict[str, jax.Array]]:
             state, metrics = iteration(program, state)
-            return state, metrics["episode/return"]
+            return state, {name: metrics[name] for name in METRICS if name in metrics}
 
         return jax.lax.scan(update, state, None, length=updates)
 
-    states = jax.vmap(begin)(jnp.array(seeds))
-    data = first.reward_model.data
-    states, curve = jax.jit(jax.vmap(run, in_axes=(0, None)))(states, data)
+    states = jax.jit(jax.vmap(begin))(jnp.array(seeds))
+    advance = jax.jit(jax.vmap(run, in_axes=(0, None)), donate_argnums=0)
+    pieces: list[dict[str, np.ndarray]] = []
+    for part in range(parts):
+        states, rows = advance(states, first.reward_model.data)
+        pieces.append(jax.tree.map(np.asarray, rows))
+        if report is not None:
+            report((part + 1) * updates * program.steps_per_update, pieces[-1])
+    curves = {name: np.concatenate([piece[name] for piece in pieces], 1) for name in pieces[0]}
     learned = PolicyParameters(states.learner.params, states.observation_statistics)
     runner = PolicyProgram(program.algorithm, env.observation_space, env.action_space)
     policies = [Policy(runner, jax.tree.map(lambda x, i=i: x[i], learned)) for i in range(len(seeds))]
@@ -77,7 +94,7 @@ def train(
         np.array([evaluator(policy.learned, jax.random.key(1), mode).returns.mean() for policy in policies])
         for mode in (True, False)
     )
-    return Trained(policies, greedy, sampled, np.asarray(curve))
+    return Trained(policies, greedy, sampled, curves)
 
 
 def random_return(env: AnyEnvironment) -> float:

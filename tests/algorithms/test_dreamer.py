@@ -1,18 +1,23 @@
 """Dreamer: its losses against NumPy, its replay in an update, images, host environments, and what it refuses."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 import lehr
+from lehr import cli
+from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.algorithms.dreamer import balanced, divergence
 from lehr.envs import Environment, TimeLimit
 from lehr.envs.builtin.probes import TwoStep
 from lehr.errors import InputError
+from lehr.networks.world_model import Latent
 from lehr.spaces import Box, Discrete
 from lehr.types import Timestep
 
@@ -115,6 +120,71 @@ class Dot(Environment):
         return (place, count), Timestep(self._seen(place), reward, jnp.bool(False), count >= 12, {})
 
 
+def dreamt(run, seen, steps=6):
+    """The images of an episode of Dot, those that the model expects, and all that it was given."""
+    algorithm, params, env = run.program.algorithm, run.state.learner.params, Dot()
+    state, obs = env.reset(jax.random.key(0))
+    carry, observations, carries = algorithm.initial_carry((1,)), [obs], []
+    act, step = jax.jit(algorithm.act), jax.jit(env.step)
+    for number in range(steps):
+        key = jax.random.key(number)
+        carry, action, _ = act(params, carry, observations[-1][None], jnp.array([number == 0]), key)
+        state, timestep = step(key, state, action[0])
+        observations.append(timestep.obs)
+        carries.append(jax.tree.map(lambda x: x[0], carry))
+    obs, carries = (jax.tree.map(lambda *x: jnp.stack(x), *parts) for parts in (observations, carries))
+    return algorithm.imagine(params, obs, carries, seen), (algorithm, params, obs, carries)
+
+
+def test_the_model_imagines_what_follows_from_the_actions(begin):
+    seen = 2
+    (happened, imagined), (algorithm, params, obs, carries) = dreamt(begin("dreamer", Dot()), seen)
+    np.testing.assert_allclose(happened, np.asarray(obs) / 255)
+    model, classes = algorithm.network.bind(params), algorithm.network.config.classes
+    latent = Latent(carries["deter"][seen - 1], carries["stoch"][seen - 1])
+    for number, image in enumerate(imagined):
+        if number < seen:
+            features = jnp.concatenate([carries["deter"][number], carries["stoch"][number]])
+        else:
+            deter = model.dynamics.advance(latent, model.dynamics.from_action(carries["action"][number - 1]))
+            likely = np.argmax(model.dynamics.prior_log_probs(deter, 0.0), -1)
+            latent = Latent(deter, jnp.asarray(np.eye(classes, dtype=np.float32)[likely].reshape(-1)))
+            features = latent.features
+        np.testing.assert_allclose(image, model.decoder(features)[0], atol=1e-5)
+
+
+def test_what_the_model_no_longer_sees_does_not_change_what_it_imagines(begin):
+    seen = 3
+    (_, imagined), (algorithm, params, obs, carries) = dreamt(begin("dreamer", Dot()), seen)
+    other = {**carries, **{name: carries[name].at[seen:].set(0.5) for name in ("deter", "stoch")}}
+    np.testing.assert_array_equal(algorithm.imagine(params, obs.at[seen:].set(7), other, seen)[1], imagined)
+    other = {**carries, "action": carries["action"][:, ::-1]}
+    changed = np.abs(algorithm.imagine(params, obs, other, seen)[1] - imagined).max((1, 2, 3)) > 0
+    np.testing.assert_array_equal(changed, np.arange(len(obs)) >= seen)
+
+
+def test_play_shows_what_happened_beside_what_is_imagined(begin, tmp_path, monkeypatch):
+    run = begin("dreamer", Dot())
+    program = PolicyProgram(run.program.algorithm, Dot.observation_space, Dot.action_space)
+    policy = Policy(program, PolicyParameters(run.state.learner.params, ()))
+    result = SimpleNamespace(env=Dot(), policy=policy, run_dir=tmp_path)
+    monkeypatch.setattr("lehr.cli.play.load_run", lambda arguments: result)
+    assert cli.main(["play", "a run", "--imagine", "3"]) == 0
+    with Image.open(tmp_path / "play.gif") as film:
+        assert film.n_frames == 13
+        height, width = 12 + 8 * 22, 2 * (12 + 8 * 22)
+        assert film.size == (width, height)
+        edges = [np.asarray(frame.convert("RGB"), int)[2, -3] for frame in ImageSequence.Iterator(film)]
+    # The frame is grey while the model sees the observations, then orange.
+    assert [bool(np.ptp(colour) < 20) for colour in edges] == [True] * 3 + [False] * 10
+
+
+def test_vectors_are_imagined_but_not_shown(begin):
+    algorithm = begin("dreamer", "CartPole-v1").program.algorithm
+    with pytest.raises(InputError, match="have no image"):
+        algorithm.imagine(begin("dreamer", "CartPole-v1").state.learner.params, jnp.zeros((2, 4)), {}, 1)
+
+
 @pytest.mark.long
 def test_images_are_reconstructed_and_acted_on(begin, advance):
     settings = {"train_ratio": 4.0, "learning_rate": "0.005 -> 0", "hidden_sizes": (32,), "image_depth": 4}
@@ -122,6 +192,9 @@ def test_images_are_reconstructed_and_acted_on(begin, advance):
     assert run.metrics["model/unexplained"][-10:].mean() < 0.2, "far below a constant predictor's"
     # Episodes of twelve steps end in two of three updates of eight. Random actions get about 1.5.
     assert np.nanmean(run.metrics["episode/return"][-30:]) > 7
+    (happened, imagined), _ = dreamt(run, seen=2, steps=11)
+    places = [np.asarray(images).sum((1, 3)).argmax(1) for images in (happened, imagined)]
+    assert np.mean(places[0] == places[1]) > 0.8, "the model knows where the actions lead"
 
 
 # Host environments, settings -----------------------------------------------------------------------------------------

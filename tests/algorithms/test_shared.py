@@ -224,8 +224,8 @@ NOT_RECALLED = {
     "dreamer": (
         pytest.mark.xfail(
             strict=True,
-            reason="the reward is an exclusive or of the sign and an action two steps later, which the model has not "
-            "learned within 1,600 gradient steps",
+            reason="the reward is an exclusive or of the sign and an action two steps later, which a model of this "
+            "size does not learn; docs/dreamer.md says which sizes do",
         ),
     )
 }

@@ -517,6 +517,11 @@ def test_play_cuts_a_long_episode_and_keeps_the_film_with_the_run(copied):
     with Image.open(copied / "play.gif") as film:
         assert film.n_frames == 5
     assert mistake("play", copied, "--max-steps", "0") == "--max-steps is 0; it must be 1 or more."
+    assert mistake("play", copied, "--imagine", "0") == "--imagine is 0; it must be 1 or more."
+    assert mistake("play", copied, "--imagine", "3") == (
+        "The algorithm of this run has no model of the environment, so it imagines nothing; leave out --imagine, or "
+        "play a run of dreamer."
+    )
     assert mistake("eval", copied, "--episodes", "0") == "--episodes is 0; it must be 1 or more."
 
 
@@ -533,8 +538,8 @@ def test_play_carries_the_memory():
     env = lehr.envs.make("CartPole-Hidden-v1")
     policy = untrained(env, torso="gru", recurrent_size=8)
     evaluated = lehr.evaluate(policy, env, 5, seed=1)
-    states, total = episode(env, policy, seed=1, max_steps=1000)
-    assert len(states) - 1 == total == evaluated.lengths[0]
+    played = episode(env, policy, seed=1, max_steps=1000)
+    assert len(played.states) - 1 == played.total == evaluated.lengths[0]
 
 
 @dataclass(frozen=True)
@@ -556,9 +561,10 @@ class TwoAgents(Environment):
 
 def test_play_with_many_agents_ends_with_the_last_and_counts_none_too_long():
     env = TwoAgents()
-    states, total = episode(env, untrained(env), seed=0, max_steps=1000)
-    assert [int(state) for state in states] == [0, 1, 2, 3, 4]
-    assert total == (2 + 4) / 2
+    played = episode(env, untrained(env), seed=0, max_steps=1000)
+    assert [int(state) for state in played.states] == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(np.stack(played.observations)[..., 0], np.arange(5)[:, None].repeat(2, 1))
+    assert played.total == (2 + 4) / 2
 
 
 # lehr list, doctor, check-env --------------------------------------------------------------------------------------

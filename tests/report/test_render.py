@@ -22,7 +22,7 @@ from lehr.envs.builtin.classic import (
     PendulumState,
 )
 from lehr.envs.builtin.swarm import Swarm, SwarmState
-from lehr.report.render import frame, save_gif
+from lehr.report.render import frame, save_gif, side_by_side
 
 KEY = jax.random.key(0)
 ORANGE = (230, 159, 0)
@@ -242,3 +242,30 @@ def test_a_wide_film_is_made_smaller(tmp_path):
 def test_errors(tmp_path, frames, name, fps, message):
     with pytest.raises(InputError, match=message):
         save_gif(frames, tmp_path / name, fps)
+
+
+# Two images --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channels", "channel", "colour"),
+    [(1, 0, [255, 255, 255]), (3, 1, [0, 255, 0]), (4, 0, [255, 0, 0]), (4, 2, [0, 255, 255])],
+)
+def test_images_of_any_number_of_channels_are_shown_in_colour(channels, channel, colour):
+    happened, imagined = np.zeros((2, 1, 10, 5, channels))
+    happened[0, 0, 0, channel] = imagined[0, 9, 4, channel] = 1.0
+    (pixels,) = side_by_side(happened, imagined, seen=0)
+    edge, side = 6, 18  # each pixel becomes 18 by 18, so that ten of them are 180
+    assert pixels.shape == (2 * edge + 10 * side, 2 * (2 * edge + 5 * side), 3)
+    left, right = np.split(pixels, 2, axis=1)
+    np.testing.assert_array_equal(left[edge, edge], colour)
+    np.testing.assert_array_equal(left[edge + side, edge], [0, 0, 0])
+    np.testing.assert_array_equal(right[-edge - 1, -edge - 1], colour)
+    np.testing.assert_array_equal(right[-1, -1], ORANGE)
+
+
+def test_the_frame_tells_until_when_the_model_sees_what_happens():
+    images = np.linspace(0, 1, 5 * 4).reshape(5, 2, 2, 1)
+    frames = side_by_side(images, images[::-1], seen=2)
+    assert [tuple(pixels[0, -1]) for pixels in frames] == [(170, 170, 170)] * 2 + [ORANGE] * 3
+    assert [tuple(pixels[0, 0]) for pixels in frames] == [(170, 170, 170)] * 5

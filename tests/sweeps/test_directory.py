@@ -85,7 +85,7 @@ def test_a_sweep_whose_status_cannot_be_read_is_not_finished(copy, text):
 
 
 def test_a_sweep_is_not_overwritten(copy):
-    with pytest.raises(InputError, match="There is a sweep in .* already; add --resume, or give another directory."):
+    with pytest.raises(InputError, match=r"There is a sweep in .* already; add --resume"):
         SweepDirectory.create(copy.path)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import lehr
 from lehr.schedules import env_steps
+from lehr.sweeps.api import paths
 from lehr.sweeps.directory import SweepDirectory
 from lehr.sweeps.evolution import PopulationBasedTraining, initial
 from lehr.sweeps.lineage import ancestors, fit
@@ -36,7 +37,7 @@ def rates(state):
 def after(state, returns, updates):
     members = state.members._replace(updates=jnp.full(8, updates, jnp.uint32))
     metrics = {"episode/count": jnp.full(8, 2.0), "episode/return": jnp.asarray(returns, jnp.float32)}
-    return PBT(state._replace(members=members), metrics)
+    return jax.jit(PBT)(state._replace(members=members), metrics)
 
 
 def test_the_worst_quarter_becomes_copies_of_the_best_with_perturbed_coefficients(population):
@@ -143,5 +144,8 @@ def test_the_winning_path_is_what_was_applied_and_is_trained_again(evolved):
 def test_a_picked_member_has_the_path_as_its_schedule(evolved, tmp_path):
     (path,) = lehr.pick(evolved, 0, out=tmp_path / "run")
     run = lehr.load(path)
-    assert "until" in run.config["learning_rate"] or float(run.config["learning_rate"]) > 0
+    directory = SweepDirectory(evolved.directory)
+    member = directory.read_waves()[0].members[0]
+    path_there = paths(directory, evolved.definition, member)["learning_rate"].schedule
+    assert str(lehr.schedule(run.config["learning_rate"])) == str(path_there)
     assert int(lehr.resume(path, total_steps=32 * 42, progress=False).state.updates) == 42

@@ -210,6 +210,28 @@ class Algorithm(Base):
         carry = {**latent._asdict(), "action": network.encoded(action)}
         return carry, network.environment_action(action), {"action": action, **self._stored(latent)}
 
+    def imagine(self, params: PyTree, obs: PyTree, carries: PyTree, seen: int) -> tuple[jax.Array, jax.Array]:
+        """Return the images of an episode, and those that the model expects, both `[T + 1, H, W, C]` from 0 to 1.
+
+        Args:
+            params: the parameters.
+            obs: the observations, leaves `[T + 1, ...]`.
+            carries: what `act` carried on from each of the first `T` of them, leaves `[T, ...]`.
+            seen: number of observations that the model sees, at most `T`. From then on it knows only the actions, and
+                takes the most likely latents.
+        """
+        model = self.network.bind(params)
+        if model.decoder.image is None:
+            raise InputError(
+                "The observations of this run have no image, so what its model imagines cannot be shown; leave out "
+                "--imagine."
+            )
+        known = Latent(carries["deter"][:seen], carries["stoch"][:seen])
+        start = jax.tree.map(lambda x: x[-1], known)
+        imagined = self.network.follow(model, start, carries["action"][seen - 1 :])
+        states = jax.tree.map(lambda *parts: jnp.concatenate(parts), known, imagined)
+        return model.decoder.targets(obs)[0], model.decoder(states.features)[0]
+
     def _stored(self, latent: Latent) -> dict[str, jax.Array]:
         """Return a latent state as the replay stores it: classes as bytes."""
         stoch = latent.stoch.reshape(*latent.stoch.shape[:-1], *self._shape)

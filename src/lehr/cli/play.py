@@ -3,10 +3,13 @@
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from lehr.acting.agent import observed
 from lehr.acting.policy import Policy
 from lehr.cli import output
 from lehr.cli.loading import add_run, load_run
@@ -31,27 +34,66 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         metavar="INTEGER",
         help="stop the episode after this many steps (default: 1000)",
     )
+    parser.add_argument(
+        "--imagine",
+        type=int,
+        metavar="INTEGER",
+        help="show each observation beside what the model expects after this many of them; for dreamer, with images",
+    )
+
+
+class Episode(NamedTuple):
+    """What happened in an episode of `T` steps."""
+
+    states: list[Any]
+    """States of the environment, `T + 1` of them; frames where it runs on the host."""
+    observations: list[PyTree]
+    """`T + 1` of them, leaves `[agents, ...]`."""
+    carries: list[PyTree]
+    """What the policy remembered after each of the first `T` observations, leaves `[agents, ...]`."""
+    total: float
+    """The return, the mean over agents."""
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Record an episode with the most likely actions."""
-    if arguments.max_steps < 1:
-        raise InputError(f"--max-steps is {arguments.max_steps}; it must be 1 or more.")
+    for name in ("max_steps", "imagine"):
+        given = getattr(arguments, name)
+        if given is not None and given < 1:
+            raise InputError(f"--{name.replace('_', '-')} is {given}; it must be 1 or more.")
     result = load_run(arguments)
     path = arguments.gif or result.run_dir / "play.gif"
+    options = result.policy, arguments.seed, arguments.max_steps
     if isinstance(result.env, HostEnvironment):
-        frames, total = host_episode(result.env, result.policy, arguments.seed, arguments.max_steps)
+        played = host_episode(result.env, *options)
+        frames = played.states
     else:
-        states, total = episode(result.env, result.policy, arguments.seed, arguments.max_steps)
-        frames = [render.frame(result.env, state) for state in states]
-    render.save_gif(frames, path)
+        played = episode(result.env, *options)
+        frames = [] if arguments.imagine else [render.frame(result.env, state) for state in played.states]
+    if arguments.imagine:
+        frames = imagined(result.policy, played, arguments.imagine)
+    render.save_gif(frames, path, fps=10 if arguments.imagine else 30)
     console = output.console()
-    words = f"Saved an episode of {len(frames) - 1} steps with return {total:g} to {path}."
+    words = f"Saved an episode of {len(played.carries)} steps with return {played.total:g} to {path}."
     console.print(output.show(console, words), soft_wrap=True)
 
 
-def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tuple[list[PyTree], float]:
-    """The states of one episode with the most likely actions, and its return (the mean over agents).
+def imagined(policy: Policy, played: Episode, seen: int) -> list[np.ndarray]:
+    """Return the first agent's observations, each beside what its model expects after so many of them."""
+    imagine = getattr(policy.program.agent, "imagine", None)
+    if imagine is None:
+        raise InputError(
+            "The algorithm of this run has no model of the environment, so it imagines nothing; leave out --imagine, "
+            "or play a run of dreamer."
+        )
+    learned, seen = policy.learned, min(seen, len(played.carries))
+    obs, carries = (_of_first_agent(steps) for steps in (played.observations, played.carries))
+    happened, expected = imagine(learned.params, observed(learned.observation_statistics, obs), carries, seen)
+    return render.side_by_side(np.asarray(happened), np.asarray(expected), seen)
+
+
+def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> Episode:
+    """Play one episode with the most likely actions.
 
     With the same seed, this is the first episode of `lehr.evaluate`: the keys are derived in the same way.
     """
@@ -59,39 +101,53 @@ def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> tupl
     reset_key, key = jax.random.split(jax.random.key(seed))
     step = jax.jit(env.step)
     state, obs = jax.jit(env.reset)(_first(reset_key))
-    carry, states = policy.initial_carry(agents), [state]
+    carry, carries = policy.initial_carry(agents), list[PyTree]()
+    states, observations = [state], [_batch(env, obs)]
     returns, done = np.zeros(agents), np.zeros(agents, bool)
-    while len(states) <= max_steps and not np.all(done):
-        begins = np.full(agents, len(states) == 1)
-        carry, action = policy.step(carry, obs if agents > 1 else jax.tree.map(lambda x: x[None], obs), begins)
+    while len(carries) < max_steps and not np.all(done):
+        carry, action = policy.step(carry, observations[-1], np.full(agents, not carries))
         action = action if agents > 1 else jax.tree.map(lambda x: x[0], action)
-        _, step_key = jax.random.split(jax.random.fold_in(key, len(states) - 1))
+        _, step_key = jax.random.split(jax.random.fold_in(key, len(carries)))
         state, timestep = step(_first(step_key), state, action)
-        obs, reward = timestep.obs, np.reshape(timestep.reward, agents)
-        returns += np.where(done, 0.0, reward)
+        returns += np.where(done, 0.0, np.reshape(timestep.reward, agents))
         done |= np.reshape(timestep.terminated | timestep.truncated, agents)
         states.append(state)
-    return states, float(np.mean(returns))
+        observations.append(_batch(env, timestep.obs))
+        carries.append(carry)
+    return Episode(states, observations, carries, float(np.mean(returns)))
 
 
-def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
-    """The frames of one episode on the host, and its return (the mean over agents)."""
+def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int) -> Episode:
+    """Play one episode on the host with the most likely actions."""
     agents = env.num_agents
     batch = ask(env.name, "its constructor", partial(env.start, 1, render=True))
     try:
         obs = ask(env.name, "reset", partial(batch.reset, np.array([seed % 2**32], np.uint32)))
-        carry, frames = policy.initial_carry(agents), [batch.render()]
+        carry, carries = policy.initial_carry(agents), list[PyTree]()
+        frames, observations = [batch.render()], [own(env, obs)]
         returns, done = np.zeros(agents), np.zeros(agents, bool)
-        while len(frames) <= max_steps and not np.all(done):
-            carry, action = policy.step(carry, own(env, obs), np.full(agents, len(frames) == 1))
+        while len(carries) < max_steps and not np.all(done):
+            carry, action = policy.step(carry, observations[-1], np.full(agents, not carries))
             answer = ask(env.name, "step", partial(batch.step, np.array(action)))
             returns += np.where(done, 0.0, answer.reward)
             done |= answer.terminated | answer.truncated
-            obs = answer.obs
-            frames.append(frames[-1] if done.all() else batch.render())  # once done, render would show the next episode
-        return frames, float(np.mean(returns))
+            ended = done.all()  # then both would be the next episode's
+            frames.append(frames[-1] if ended else batch.render())
+            observations.append(own(env, answer.final_obs if ended else answer.obs))
+            carries.append(carry)
+        return Episode(frames, observations, carries, float(np.mean(returns)))
     finally:
         batch.close()
+
+
+def _of_first_agent(steps: list[PyTree]) -> PyTree:
+    """Stack what one agent had in each step, leaves `[agents, ...]`, to leaves `[T, ...]`."""
+    return jax.tree.map(lambda *leaves: jnp.stack([leaf[0] for leaf in leaves]), *steps)
+
+
+def _batch(env: Environment, obs: PyTree) -> PyTree:
+    """Give an observation of a single agent the axis of the agents."""
+    return obs if env.num_agents > 1 else jax.tree.map(lambda x: x[None], obs)
 
 
 def _first(key: Key) -> Key:

@@ -147,6 +147,12 @@ def drawn(log_probs: jax.Array, uniform: jax.Array) -> jax.Array:
     return chosen.reshape(*uniform.shape[:-1], -1)
 
 
+def likeliest(log_probs: jax.Array) -> jax.Array:
+    """Return the most likely classes, one-hot `[..., S · K]`, given log-probabilities `[..., S, K]`."""
+    chosen = jax.nn.one_hot(jnp.argmax(log_probs, -1), log_probs.shape[-1])
+    return chosen.reshape(*log_probs.shape[:-2], -1)
+
+
 class Layers(nnx.Module):
     """Dense layers, then a linear one whose initial weights are scaled."""
 
@@ -322,10 +328,7 @@ class DreamerNetwork:
         acted = model.dynamics.from_action(carry["action"])
         deter = model.dynamics.advance(Latent(carry["deter"], carry["stoch"]), acted)
         log_probs = model.dynamics.posterior_log_probs(deter, model.dynamics.tokens(model.encoder(obs)), share)
-        if uniform is not None:
-            return Latent(deter, drawn(log_probs, uniform))
-        likely = jax.nn.one_hot(jnp.argmax(log_probs, -1), self.config.classes)
-        return Latent(deter, likely.reshape(*deter.shape[:-1], -1))
+        return Latent(deter, likeliest(log_probs) if uniform is None else drawn(log_probs, uniform))
 
     def unroll(
         self, model: WorldModel, start: Latent, obs: PyTree, actions: jax.Array, first: jax.Array, share: Any, key: Key
@@ -371,6 +374,16 @@ class DreamerNetwork:
         given = uniform, jax.random.split(action_key, length)
         last, (features, actions) = jax.lax.scan(step, start, given, unroll=_together(length))
         return jnp.concatenate([features, last.features[None]]), actions
+
+    def follow(self, model: WorldModel, start: Latent, actions: jax.Array) -> Latent:
+        """Return the most likely states `[T, ...]` after each of `T` actions, encoded, without any observation."""
+
+        def step(latent: Latent, action: jax.Array) -> tuple[Latent, Latent]:
+            deter = model.dynamics.advance(latent, model.dynamics.from_action(action))
+            latent = Latent(deter, likeliest(model.dynamics.prior_log_probs(deter, 0.0)))
+            return latent, latent
+
+        return jax.lax.scan(step, start, actions)[1]
 
     def policy(self, model: WorldModel, features: jax.Array, share: Any) -> Distribution:
         """Return the policy `[...]` in states with these features `[..., F]`."""

@@ -41,6 +41,11 @@ _PALETTE_COLOURS = 128
 _PALETTE_FRAMES = 8
 """The number of frames, evenly spaced, from which the palette of a GIF is computed."""
 
+_SMALLEST_IMAGE = 180
+"""Pixels of the longer side of an observation, which is enlarged by a whole number up to this."""
+_FRAME = 6
+"""Pixels around an observation."""
+
 _INK, _GREY, _PALE = "#333333", "#aaaaaa", "#dddddd"
 _BLUE, _ORANGE, _GREEN = "#0072b2", "#e69f00", "#009e73"
 
@@ -109,6 +114,47 @@ def save_gif(frames: Sequence[np.ndarray], path: str | Path, fps: float = 30) ->
     options = {"save_all": True, "append_images": images[1:], "duration": durations, "loop": 0, "optimize": True}
     with replaced(path) as file:
         images[0].save(file, "GIF", **options)
+
+
+def side_by_side(happened: np.ndarray, imagined: np.ndarray, seen: int) -> list[np.ndarray]:
+    """Return pictures of two framed images each, uint8 `[H', W', 3]`: what happened, and what was imagined.
+
+    The second frame is grey as long as the model sees what happens, and orange from then on.
+
+    Args:
+        happened: images `[T, H, W, C]` with numbers from 0 to 1. One channel is grey, three are red, green and blue; of
+            any other number, each is drawn in a colour of its own.
+        imagined: images of the same shape.
+        seen: number of images that the model sees.
+    """
+    frames = []
+    for number, images in enumerate(zip(happened, imagined, strict=True)):
+        left, right = (_enlarged(_coloured(image)) for image in images)
+        right_frame = _GREY if number < seen else _ORANGE
+        frames.append(np.concatenate([_framed(left, _GREY), _framed(right, right_frame)], axis=1))
+    return frames
+
+
+def _coloured(image: np.ndarray) -> np.ndarray:
+    """Return an image `[H, W, C]` in red, green and blue."""
+    image, channels = np.clip(image, 0, 1), image.shape[-1]
+    if channels in (1, 3):
+        return np.broadcast_to(image, (*image.shape[:2], 3))
+    hues = np.array([colorsys.hls_to_rgb(channel / channels, 0.5, 1.0) for channel in range(channels)])
+    return np.max(image[..., None] * hues, axis=-2)
+
+
+def _enlarged(image: np.ndarray) -> np.ndarray:
+    """Return an image as bytes, each of its pixels repeated until it is large enough to be looked at."""
+    times = max(1, _SMALLEST_IMAGE // max(image.shape[:2]))
+    return np.rint(255 * image).astype(np.uint8).repeat(times, 0).repeat(times, 1)
+
+
+def _framed(image: np.ndarray, colour: str) -> np.ndarray:
+    height, width, _ = image.shape
+    canvas = Image.new("RGB", (width + 2 * _FRAME, height + 2 * _FRAME), colour)
+    canvas.paste(Image.fromarray(image), (_FRAME, _FRAME))
+    return np.asarray(canvas)
 
 
 def _is_frame(pixels: np.ndarray) -> bool:

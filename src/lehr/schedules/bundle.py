@@ -59,11 +59,11 @@ def bundle(coefficients: Mapping[str, AnyCoefficient]) -> Coefficients:
     return Coefficients(stack(list(schedules.values())) if schedules else None, others, tuple(schedules))
 
 
-def population(members: Sequence[Mapping[str, AnyCoefficient]]) -> Coefficients:
+def population(members: Sequence[Mapping[str, AnyCoefficient]], phases: int = 1) -> Coefficients:
     """Combine the coefficients of many runs, with a leading member axis on every array, for `jax.vmap` of an iteration.
 
     All members must have the same names. A name must be a schedule in every member, or the same kind of controller in
-    every member.
+    every member. Schedules are padded to at least `phases` phases.
 
     >>> from lehr.schedules import env_steps, schedule
     >>> both = population([{"entropy_coef": schedule(0.5)}, {"entropy_coef": schedule("1 -> 0", 100)}])
@@ -79,7 +79,7 @@ def population(members: Sequence[Mapping[str, AnyCoefficient]]) -> Coefficients:
             )
     scheduled = None
     if first.names:
-        stacked = stack([member[name] for member in members for name in first.names])
+        stacked = stack([member[name] for member in members for name in first.names], phases)
         scheduled = jax.tree.map(lambda leaf: leaf.reshape(len(members), len(first.names), -1), stacked)
     others = {name: stack([member[name] for member in members]) for name in first.others}
     return Coefficients(scheduled, others, first.names)

@@ -210,11 +210,15 @@ def repeat(schedule: Schedule, count: int) -> Schedule:
     return Schedule(phase._replace(begin=phase.begin.plus(cycle, k)) for k in range(count) for phase in phases)
 
 
-def stack(schedules: Sequence[Any]) -> Any:
+def stack(schedules: Sequence[Any], phases: int = 1) -> Any:
     """Stack schedules into one pytree with a leading axis, for `jax.vmap` over a population.
 
     Shorter schedules are padded with phases that never begin, which leaves every member's values unchanged.
     Controllers of the same kind can be stacked too.
+
+    Args:
+        schedules: bound ones, or controllers.
+        phases: pad to at least so many phases, so that stacks of different schedules have the same shapes.
 
     >>> population = stack([constant(0.01), linear(0.03, 0.001, over=100)])
     >>> [round(float(value), 4) for value in jax.vmap(lambda schedule: schedule(100))(population)]
@@ -237,7 +241,7 @@ def stack(schedules: Sequence[Any]) -> Any:
         raise InputError(f"stack got {', '.join(sorted(kinds))}; all members of a stack must have the same type.")
     if not isinstance(schedules[0], Schedule):
         return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *schedules)
-    most = max(len(schedule.phases) for schedule in schedules)
+    most = max(phases, *(len(schedule.phases) for schedule in schedules))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(_pad(schedule, most) for schedule in schedules))
 
 

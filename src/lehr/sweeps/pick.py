@@ -21,7 +21,7 @@ from lehr.training import checkpoint, columns, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import Plan, make_plan
-from lehr.training.population import Configured, population_shapes
+from lehr.training.population import configured, population_shapes
 from lehr.types import TrainState
 
 
@@ -122,7 +122,7 @@ def _state(
     definition: Definition, plan: Plan, wave: Wave, index: int, source: RunDirectory
 ) -> tuple[TrainState, dict[str, Any]]:
     """The final state of a member, and the metadata of the checkpoint of its population."""
-    members = [Configured.of(definition.algorithm, {**one.settings, "seed": one.seed}) for one in wave.members]
+    members = configured(definition.algorithm, [one.settings for one in wave.members])
     members += [members[-1]] * (wave.size - len(members))
     evolution = None
     if definition.evolution is not None and not wave.members[0].fresh:

@@ -19,7 +19,7 @@ from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import Evolution, TooLarge
 
 FILLED = 4
-"""A wave is filled up to the size of an earlier one, to share its program, if that is at most this many times its own."""
+"""A wave is filled up to an earlier one's size, to share its program, if that is at most this many times its own."""
 FILLED_ON_CPU = 1.25
 """The same on a CPU, where every idle place takes as long as a member."""
 
@@ -55,6 +55,7 @@ class Waves:
         self.compile_seconds = 0.0
         """Time spent compiling, in all waves."""
         self._bases: dict[Any, Plan] = {}
+        self._known: dict[tuple[int, bool], Any] = {}
 
     def train(self, members: Sequence[Member]) -> None:
         """Train members, unless they are trained already."""
@@ -83,7 +84,11 @@ class Waves:
         return list(found.values())
 
     def _group(self, member: Member) -> Any:
-        return Configured.of(self.algorithm, member.settings | {"seed": member.seed}).group
+        """What members of one wave have in common; that of a configuration is the same for all its seeds."""
+        key = member.configuration, member.fresh
+        if key not in self._known:
+            self._known[key] = Configured.of(self.algorithm, member.settings).group
+        return self._known[key]
 
     def _append(self, members: list[Member]) -> None:
         """Plan waves of one group, of the same size, so that they share a compiled program."""

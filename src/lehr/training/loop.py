@@ -16,7 +16,8 @@ from lehr.report.loggers import Progress
 from lehr.training import checkpoint, signals
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
-from lehr.training.record import Chunk, Pace, Record, RunFailed, RunRecord, Verdict
+from lehr.training.record import Chunk, Pace, Record, RunFailed, Verdict
+from lehr.training.run_record import RunRecord
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
 from lehr.types import TrainState
 

@@ -1,29 +1,26 @@
 """Populations: runs that differ in coefficients and seeds, trained together as one run with a member axis."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from lehr import config
-from lehr.acting.evaluation import Evaluator, evaluate_many
 from lehr.envs import AnyEnvironment, HostEnvironment
 from lehr.errors import InputError
-from lehr.files import refuse_link
 from lehr.schedules.bundle import Coefficients
 from lehr.schedules.bundle import population as stacked
 from lehr.schedules.controllers import Controller
-from lehr.training import checkpoint, columns
+from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Kind, Loop, ProgressFunction
-from lehr.training.plan import Plan, make_plan, settings_classes
+from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
+from lehr.training.population_record import PopulationRecord
 from lehr.training.program import Program, builder, initial_state
-from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import Evolution, PopulationRunner, PopulationState
 from lehr.types import Key, PyTree, TrainState, derive
 
@@ -31,7 +28,8 @@ MOST_ROWS = 500
 """By default, a population logs at most this many rows for each member."""
 SAVE_SECONDS = 60.0
 """By default, seconds between checkpoints."""
-EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
+FEWEST_PHASES = 4
+"""Schedules have at least so many phases in a population, so that one with longer ones can share its program."""
 
 
 def default_window(plan: Plan) -> int:
@@ -46,8 +44,6 @@ class Population:
 
     plan: Plan
     """That of the first member, but with the state of all members."""
-    members: tuple[dict[str, Any], ...]
-    """Every setting of each member by name."""
     labels: tuple[str, ...]
     """The name of each member, for the user; members beyond these only fill the population up."""
     evolution: Evolution | None = None
@@ -64,7 +60,7 @@ class Population:
         """The loop that trains the population; it goes on from the latest checkpoint, if there is one."""
         kind = Kind(
             make_runner=lambda plan, warn: PopulationRunner(plan.program, plan.state, self.window, self.evolution),
-            make_record=partial(PopulationRecord, self),
+            make_record=partial(PopulationRecord, self.labels, self.window),
             make_progress=make_progress,
             restore=_restore,
             save_seconds=SAVE_SECONDS,
@@ -100,6 +96,18 @@ class Configured:
         return cls(configs, used, (tuple(fixed), tuple(sorted(kinds.items()))))
 
 
+def configured(algorithm: Any, members: Iterable[Mapping[str, Any]]) -> list[Configured]:
+    """Parse the settings of members; those that differ in their seeds alone are parsed once."""
+    known: dict[str, Configured] = {}
+    found = []
+    for settings in members:
+        text = repr(sorted((name, value) for name, value in settings.items() if name != "seed"))
+        if text not in known:
+            known[text] = Configured.of(algorithm, settings)
+        found.append(known[text])
+    return found
+
+
 def _kind(coefficient: Any) -> str:
     """What a coefficient must have in common in all members: schedules stack with schedules, controllers of a kind."""
     if isinstance(coefficient, Controller):
@@ -131,7 +139,7 @@ def make_population(
         raise InputError("A population has 0 members; give at least one.")
     plan = make_plan(algorithm, members[0], env) if base is None else base
     refuse_host(plan)
-    found = [Configured.of(algorithm, settings) for settings in members]
+    found = configured(algorithm, members)
     for number, one in enumerate(found):
         if one.group != found[0].group:
             raise InputError(
@@ -139,13 +147,17 @@ def make_population(
                 "differ in coefficients and seeds, and everything else makes another population."
             )
     program = replace(plan.program, most_rejected=plan.run.max_rejected)
-    seeds = [one.configs[0].seed for one in found]
+    seeds = [_seed(settings) for settings in members]
     state = initial_members(plan, program, [one.coefficients for one in found], seeds)
     evolution = None if make_evolution is None else make_evolution(plan)
     whole = PopulationState(state, evolution.init(state) if evolution is not None else ())
-    settings = tuple({"algorithm": plan.algorithm, **config.to_mapping(*one.configs)} for one in found)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
-    return Population(replace(plan, program=program, state=whole), settings, names, evolution)
+    return Population(replace(plan, program=program, state=whole), names, evolution)
+
+
+def _seed(settings: Mapping[str, Any]) -> int:
+    given = settings.get("seed", 0)
+    return given if type(given) is int else config.build([RunConfig], {"seed": given})[0].seed
 
 
 def refuse_host(plan: Plan) -> None:
@@ -171,7 +183,12 @@ def initial_members(
 ) -> TrainState:
     """Return the states of all members before their first update, with a leading member axis."""
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    return _initial(program, plan.settings, plan.network, stacked(coefficients), keys, plan.loaded.data)
+    return _initial(program, plan.settings, plan.network, _stacked(coefficients), keys, plan.loaded.data)
+
+
+def _stacked(coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
+    """The coefficients of all members, with a number of phases that most populations have in common."""
+    return stacked(coefficients, FEWEST_PHASES)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -194,7 +211,7 @@ def _initial(
 
 def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
     """The shapes of the state of a population with these coefficients, from the plan of one of its members."""
-    together = jax.eval_shape(lambda: stacked(coefficients))
+    together = jax.eval_shape(lambda: _stacked(coefficients))
     size = len(coefficients)
     one = plan.state._replace(coefficients=())
     members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)
@@ -221,119 +238,3 @@ def _restore(
             )
         )
     return saved.completed(plan.state), meta
-
-
-class PopulationRecord:
-    """The record of a population: the metrics of all members, in columns.
-
-    Args:
-        population: the members.
-        plan: that of the loop.
-        directory: the directory.
-        names: the names of the metrics, in column order.
-        state: the state that the population goes on from.
-        meta: the metadata of its checkpoint, if it is resumed.
-        verdict: stops the run.
-        warn: receives warnings for the user.
-    """
-
-    def __init__(
-        self,
-        population: Population,
-        plan: Plan,
-        directory: RunDirectory,
-        names: tuple[str, ...],
-        state: PopulationState,
-        meta: dict[str, Any] | None,
-        verdict: Verdict,
-        warn: Callable[[str], object],
-    ) -> None:
-        self.population, self.plan, self.names, self.verdict, self.warn = population, plan, names, verdict, warn
-        self.directory = directory.path / "metrics"
-        refuse_link(self.directory)
-        self.unit = population.window
-        self.latest: dict[str, Any] = {}
-        self.written = int(state.updates)
-        """The update up to which rows are on disk."""
-        columns.cut(self.directory, self.written)
-        self.waiting: list[dict[str, np.ndarray]] = []
-        """Rows that are not on disk yet."""
-        self.frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
-        assert not isinstance(plan.env, HostEnvironment)
-        self.evaluator = Evaluator(plan.env, plan.policy(state.members).program, plan.run.evaluate_episodes)
-
-    def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
-        """Evaluate all members, each as a run of its own would be."""
-        if self.plan.run.evaluate_episodes == 0:
-            return {}
-        learned = self.plan.policy(state.members).learned
-        keys = jax.vmap(lambda key: derive(key, "evaluate", done))(state.members.key)
-        greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
-        return {
-            "evaluate/return": greedy.returns.mean(1),
-            "evaluate/return_std": greedy.returns.std(1),
-            "evaluate/length": greedy.lengths.mean(1),
-            "evaluate/return_sampled": sampled.returns.mean(1),
-        }
-
-    def is_best(self, evaluation: dict[str, Any], done: int) -> bool:
-        """No member's checkpoint is kept apart."""
-        return False
-
-    def log(self, chunk: Chunk, evaluation: dict[str, Any], is_whole: bool) -> None:
-        """Keep the rows until the next checkpoint, and report members that were frozen."""
-        rows, size = chunk.table.shape[:2]
-        ends = np.minimum(chunk.begin + self.unit * np.arange(1, rows + 1), chunk.begin + chunk.updates)
-        found = {"update": ends, "env_steps": ends * self.plan.program.steps_per_update}
-        found |= {name: chunk.table[:, :, index] for index, name in enumerate(self.names)}
-        for name in EVALUATIONS:
-            column = np.full((rows, size), np.nan, np.float32)
-            if name in evaluation:
-                column[-1] = evaluation[name]
-            found[name] = column
-        found["update/frozen"] = (found["update/rejected"] > self.plan.run.max_rejected).astype(np.float32)
-        self.waiting.append(found)
-        self._report_frozen(found)
-        shown = len(self.population.labels)
-        steps = self.plan.program.steps_per_update * shown
-        self.latest = {
-            "env_steps": int(ends[-1]) * steps,
-            "time/steps_per_second": steps / max(chunk.pace, 1e-9),
-            "returns": _last_known(found["episode/return"][:, :shown], self.latest.get("returns")),
-        }
-
-    def _report_frozen(self, found: dict[str, np.ndarray]) -> None:
-        now = found["update/frozen"][-1] > 0
-        for index in np.flatnonzero((now & ~self.frozen)[: len(self.population.labels)]):
-            applied = ", ".join(
-                f"{name[5:]}={found[name][-1, index]:g}" for name in self.names if name.startswith("coef/")
-            )
-            self.warn(
-                f"Member {self.population.labels[index]} is frozen by update {found['update'][-1]}: more than "
-                f"max_rejected={self.plan.run.max_rejected} of its updates were non-finite; its coefficients were "
-                f"{applied}. The others go on."
-            )
-        self.frozen = now
-
-    def save(self, done: int) -> dict[str, Any]:
-        """Write the rows since the last checkpoint."""
-        if self.waiting:
-            joined = {name: np.concatenate([part[name] for part in self.waiting]) for name in self.waiting[0]}
-            columns.write(self.directory, self.written, joined)
-            self.waiting, self.written = [], done
-        return {"members": len(self.population.members)}
-
-    def protected(self) -> tuple[int, ...]:
-        """None."""
-        return ()
-
-    def close(self) -> None:
-        """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
-
-
-def _last_known(rows: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-    """The last value of each column `[rows, members]` that is not NaN."""
-    found = np.full(rows.shape[1], math.nan) if before is None else before
-    for row in rows:
-        found = np.where(np.isnan(row), found, row)
-    return found
