@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 import lehr
 from lehr.errors import InputError
-from lehr.sweeps import running
+from lehr.sweeps import api, running
 from lehr.sweeps.api import members_of
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import SweepDirectory
@@ -194,6 +195,17 @@ def test_a_sweep_that_is_not_there_is_one_sentence(tmp_path):
         lehr.load_sweep(tmp_path / "none")
     with pytest.raises(InputError, match="There is no sweep"):
         lehr.pick(tmp_path / "none", out=tmp_path / "run")
+
+
+def test_the_best_are_chosen_by_the_statistic_that_ranks_them(monkeypatch, tmp_path):
+    """One lucky seed of four moves the mean, but not the interquartile mean."""
+    definition = Definition.from_mapping({**DEFINITION, "samples": 2, "seeds": 4, "confirm": {"top": 1, "seeds": 1}})
+    tried = members_of(configurations(definition), definition.seeds)
+    monkeypatch.setattr(api, "scores", lambda *_: np.array([100.0, 100.0, 100.0, 500.0, 150.0, 150.0, 150.0, 150.0]))
+    asked = []
+    waves = SimpleNamespace(train=asked.extend)
+    api._confirm(definition, SweepDirectory(tmp_path), waves, tried)
+    assert [(member.configuration, member.seed, member.fresh) for member in asked] == [(1, 4, True)]
 
 
 TINY = {**DEFINITION, "samples": 2, "seeds": 1, "confirm": False}

@@ -27,6 +27,7 @@ from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Results
 from lehr.sweeps.running import Stopped, Waves, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
+from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
 from lehr.training.directory import Status
 
@@ -248,15 +249,15 @@ def _search(definition: Definition, sampler: Sampler, directory: SweepDirectory,
         waves.train(members)
         tried += members
         if adapts:
-            sampler.tell(asked, _means(directory, members, len(asked)).tolist())
+            sampler.tell(asked, _estimates(directory, members, len(asked)).tolist())
     return tried
 
 
-def _means(directory: SweepDirectory, members: Sequence[Member], configurations: int) -> np.ndarray:
-    """The mean score of each configuration; a failed member counts as the lowest score among them."""
+def _estimates(directory: SweepDirectory, members: Sequence[Member], configurations: int) -> np.ndarray:
+    """The score of each configuration, as the ranking estimates it; a failed member counts as the lowest among them."""
     found = scores(directory, members).reshape(configurations, -1)
     lowest = np.nanmin(found) if np.isfinite(found).any() else np.nan
-    return np.where(np.isnan(found), lowest, found).mean(1)
+    return interquartile_mean(np.where(np.isnan(found), lowest, found))
 
 
 def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tried: list[Member]) -> None:
@@ -272,7 +273,7 @@ def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tr
         chosen = [replace(tried[index], settings=followed(directory, definition, tried[index])) for index in order]
     else:
         size = len(definition.seeds)
-        order = np.argsort(-np.nan_to_num(_means(directory, tried, len(tried) // size), nan=-np.inf), kind="stable")
+        order = np.argsort(-np.nan_to_num(_estimates(directory, tried, len(tried) // size), nan=-np.inf), kind="stable")
         chosen = [tried[index * size] for index in order[:top]]
     first = max(definition.seeds) + 1
     pairs = itertools.product(chosen, range(first, first + count))
