@@ -1,5 +1,6 @@
 """Sweeps on a Ray cluster: two nodes with a CPU each, in processes of this machine."""
 
+import contextlib
 import json
 import logging
 import os
@@ -15,9 +16,15 @@ import lehr
 from lehr import cli, config
 from lehr.errors import InputError
 from lehr.sweeps import cluster
+from lehr.sweeps.api import members_of
+from lehr.sweeps.cluster import RayDevices
+from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import SweepDirectory
+from lehr.sweeps.running import Waves, WaveTrainer
+from lehr.sweeps.samplers import make_sampler
 from lehr.training import checkpoint
 from lehr.training.record import RunFailed
+from lehr.training.runners.population import TooLarge
 
 from .conftest import DEFINITION, SMALL
 from .test_api import assert_same
@@ -157,6 +164,47 @@ def test_every_device_has_work_and_the_command_finds_the_cluster_by_its_address(
     assert done.returncode == 0, done.stderr
     assert re.search(r"waves running: 0  100%", done.stderr)
     assert [len(wave.members) for wave in SweepDirectory(tmp_path / "there").read_waves()] == [2, 1]
+
+
+class Limited(WaveTrainer):
+    """Trains waves of at most two members, and has something to say about each."""
+
+    def train(self, wave, path, title="", report=None):
+        if wave.size > 2:
+            raise TooLarge("2.0 GiB of 1.0 GiB")
+        logging.getLogger("lehr").warning(f"wave {wave.number} has two members")
+        return super().train(wave, path, title, report)
+
+
+@pytest.mark.slow
+def test_waves_that_are_too_large_for_a_device_are_halved_and_warnings_come_back(nodes, tmp_path, monkeypatch, caplog):
+    import ray
+
+    definition = Definition.from_mapping(DEFINITION)
+    trainer = Limited(definition.algorithm, progress=False)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with SweepDirectory.create(tmp_path / "s").run as run, contextlib.closing(RayDevices(trainer)) as devices:
+        directory = SweepDirectory(run.path, run)
+        waves = Waves(directory, trainer, None, devices)
+        with caplog.at_level(logging.WARNING, "lehr"):
+            waves.train(members_of(make_sampler(definition).ask(4), definition.seeds))
+        assert [wave.size for wave in waves.waves] == [2] * 4
+        assert all(directory.is_finished(wave) for wave in waves.waves)
+    assert sorted(caplog.messages) == [f"wave {number} has two members" for number in range(4)]
+
+
+@pytest.mark.slow
+def test_a_cluster_with_gpus_trains_on_them_alone(nodes):
+    node = nodes.add_node(num_cpus=0, num_gpus=2)
+    with contextlib.closing(RayDevices(WaveTrainer("ppo", progress=False))) as devices:
+        assert devices.count() == 2
+        devices.hire(5)
+        places = []
+        while len(places) < 2:
+            places += [devices.answer(worker) for worker in devices.answered()]
+        free = devices.ray.available_resources()
+        assert (free.get("GPU", 0), free.get("CPU", 0)) == (0, 2)
+    nodes.remove_node(node)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from lehr.report.loggers.waves_progress import WavesProgress
 from lehr.sweeps.directory import SweepDirectory, Wave
 from lehr.sweeps.parcels import pack, unpack
 from lehr.sweeps.running import Stopped, WaveTooLarge, WaveTrainer
-from lehr.sweeps.worker import News, Worker
+from lehr.sweeps.worker import News, WaveWorker
 from lehr.training import signals
 from lehr.training.record import RunFailed
 from lehr.training.runners.population import TooLarge
@@ -73,8 +73,7 @@ class RayDevices:
         if self.count() < 1:
             raise InputError("The Ray cluster has neither a GPU nor a CPU; add a node to it with 'ray start'.")
         options = {"num_gpus": 1, "num_cpus": 0} if self._kind == "GPU" else {"num_cpus": 1}
-        self._actor_class = self.ray.remote(**options)(Worker)
-        self._silent = WaveTrainer(trainer.algorithm, trainer.env, trainer.make_evolution, progress=False)
+        self._actor_class = self.ray.remote(**options)(WaveWorker)
 
     def count(self) -> int:
         """The number of devices at this moment."""
@@ -98,7 +97,7 @@ class RayDevices:
         """Start workers until there are as many as needed, or one for each device."""
         for _ in range(len(self.workers), min(needed, self.count())):
             try:
-                actor = self._actor_class.remote(self._silent)
+                actor = self._actor_class.remote(self.trainer.elsewhere())
             except TypeError as error:
                 raise InputError(
                     f"The sweep cannot be sent to other machines ({_last_line(error)}); give the algorithm and the "

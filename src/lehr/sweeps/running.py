@@ -1,5 +1,6 @@
 """Train the members of a sweep: groups that share a program, in waves that fit into memory."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -64,6 +65,12 @@ class WaveTrainer:
         self.algorithm, self.env, self.make_evolution, self.progress = algorithm, env, make_evolution, progress
         self._bases: dict[Any, Plan] = {}
         self._known: dict[tuple[int, bool], Any] = {}
+
+    def elsewhere(self) -> "WaveTrainer":
+        """A copy for another process, which does not show progress."""
+        other = copy.copy(self)
+        other.progress, other._bases, other._known = False, {}, {}
+        return other
 
     def group(self, member: Member) -> Any:
         """What the members of a wave must have in common: the program that they need; seeds do not matter."""

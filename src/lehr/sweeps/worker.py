@@ -44,7 +44,7 @@ class News(NamedTuple):
     """How the wave ended; `None` if it has not."""
 
 
-class Worker:
+class WaveWorker:
     """Trains one wave after the other, and answers meanwhile.
 
     Args:
