@@ -30,7 +30,7 @@ from lehr.training.runners.population import TooLarge
 MOST_LOSSES = 3
 """Stop the sweep when a wave is lost this many times in a row without a checkpoint in between."""
 WAIT_SECONDS = 2.0
-"""If no worker answers, look for new devices of the cluster after this time."""
+"""Wait this long for answers before looking for new devices of the cluster, and for workers to leave."""
 
 
 class WorkerLost(Exception):
@@ -90,8 +90,7 @@ class RayDevices:
 
     def close(self) -> None:
         """End all workers."""
-        for worker in list(self.workers):
-            self.dismiss(worker)
+        self.dismiss(*self.workers)
 
     def hire(self, needed: int) -> None:
         """Start workers until there are as many as needed, or one for each device."""
@@ -105,11 +104,15 @@ class RayDevices:
                 ) from error
             self.workers.append(_Hired(actor, actor.place.remote()))
 
-    def dismiss(self, worker: _Hired) -> None:
-        """End a worker, whatever it is doing."""
-        self.workers.remove(worker)
-        with contextlib.suppress(self.ray.exceptions.RayError):
-            self.ray.kill(worker.actor)
+    def dismiss(self, *workers: _Hired) -> None:
+        """End workers, whatever they are doing."""
+        leaving = [worker.actor.leave.remote() for worker in workers if worker.wave is not None]
+        if leaving:
+            self.ray.wait(leaving, num_returns=len(leaving), timeout=WAIT_SECONDS)
+        for worker in workers:
+            self.workers.remove(worker)
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.kill(worker.actor)
 
     def answered(self) -> list[_Hired]:
         """Wait a moment for answers, and return the workers that gave one or were lost."""
@@ -117,7 +120,9 @@ class RayDevices:
         if not asked:  # the cluster has lost all its devices
             time.sleep(WAIT_SECONDS)
             return []
-        ready, _ = self.ray.wait(list(asked), num_returns=1, timeout=WAIT_SECONDS)
+        ready, others = self.ray.wait(list(asked), num_returns=1, timeout=WAIT_SECONDS)
+        if ready and others:
+            ready += self.ray.wait(others, num_returns=len(others), timeout=0)[0]
         return [asked[reference] for reference in ready]
 
     def answer(self, worker: _Hired) -> Any:
@@ -207,8 +212,8 @@ class _Round:
             self.devices.compile_seconds = max(self.devices.compile_seconds, worker.compile_seconds)
             self._end(worker)
         elif self.stop_reason and news.position is None:  # still compiling: there is nothing to save
-            self._end(worker)
             self.devices.dismiss(worker)
+            self._end(worker)
         else:
             worker.answer = worker.actor.ask.remote(self.stop_reason)
 

@@ -69,6 +69,11 @@ class WaveWorker:
         assert self._training is not None
         return self._training.ask(stop_reason)
 
+    def leave(self) -> None:
+        """Remove the files of the wave that is under way, because the process is killed next."""
+        if self._training is not None:
+            self._training.place.cleanup()
+
 
 class _Training(threading.Thread):
     """Trains a wave in a temporary directory."""
@@ -77,6 +82,7 @@ class _Training(threading.Thread):
         super().__init__(name=f"lehr-wave-{wave.number}", daemon=True)
         self._trainer, self._wave, self._given = trainer, wave, parcel
         self._lock, self._has_news = threading.Lock(), threading.Event()
+        self.place = tempfile.TemporaryDirectory(prefix="lehr-wave-", ignore_cleanup_errors=True)
         self._news = News(None, None, [], None)
         self._error: BaseException | None = None
         self._stop_reason = ""
@@ -97,7 +103,7 @@ class _Training(threading.Thread):
         listener = _Listener(self._warn)
         logging.getLogger("lehr").addHandler(listener)
         try:
-            with tempfile.TemporaryDirectory(prefix="lehr-wave-") as place:
+            with self.place as place:
                 trained = self._train(Path(place))
             self._tell(trained=trained)
         except BaseException as error:  # whatever ends this thread is told to the one who asks

@@ -149,9 +149,11 @@ def ray_cluster(what: str = "actors=ray") -> Iterator[float]:
         try:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
         except (ConnectionError, ValueError, RuntimeError) as error:
+            if "RAY_ADDRESS" not in os.environ:
+                raise
             reason = " ".join(str(error).split())
             raise InputError(
-                f"RAY_ADDRESS is '{os.environ.get('RAY_ADDRESS', '')}', where no Ray cluster answers ({reason}); "
+                f"RAY_ADDRESS is '{os.environ['RAY_ADDRESS']}', where no Ray cluster answers ({reason}); "
                 "correct it, or unset it to start a local one."
             ) from error
     try:
