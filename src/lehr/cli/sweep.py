@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from lehr.cli import add_trust
@@ -48,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         metavar="N",
         help="train at most N runs at once (default: as many as fit into memory)",
     )
+    parser.add_argument(
+        "--on", metavar="ray", help="train on the devices of the Ray cluster in RAY_ADDRESS, or of a new local one"
+    )
     parser.add_argument("--no-progress", action="store_true", help="do not show progress")
     add_trust(parser)
 
@@ -62,8 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_size(arguments.wave_size)
         _preview(Definition.read(arguments.what, arguments.trust), arguments.wave_size)
         return 0
+    if arguments.on is not None:
+        jax.config.update("jax_platforms", "cpu")  # if this machine has a GPU, it is for the workers
     options = {
         "wave_size": arguments.wave_size,
+        "on": arguments.on,
         "progress": not arguments.no_progress,
         "trust": arguments.trust,
     }

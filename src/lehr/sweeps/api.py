@@ -5,7 +5,7 @@ import datetime
 import itertools
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from lehr import algorithms, config
+from lehr.acting.actors.links import ray_cluster
 from lehr.envs import AnyEnvironment
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
+from lehr.sweeps.cluster import RayDevices
 from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition, check_trust
 from lehr.sweeps.directory import ROOT, Member, SweepDirectory
 from lehr.sweeps.evolution import make_evolution
@@ -25,7 +27,7 @@ from lehr.sweeps.lineage import Fit, ancestors, fit
 from lehr.sweeps.ranking import Ranking, rank
 from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Results
-from lehr.sweeps.running import Stopped, Waves, estimate
+from lehr.sweeps.running import Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
@@ -83,6 +85,7 @@ def sweep(
     out: str | Path | None = None,
     env: str | AnyEnvironment | None = None,
     wave_size: int | None = None,
+    on: str | None = None,
     progress: bool = True,
     trust: bool = False,
 ) -> SweepResult:
@@ -92,7 +95,10 @@ def sweep(
         definition: a sweep file, or a mapping with its keys; see docs/sweeps.md.
         out: directory of the sweep; by default `sweeps/<algorithm>-<env>-<time>`.
         env: an environment or its name, instead of the one in the settings.
-        wave_size: train at most this many members at once; by default as many as fit into memory.
+        wave_size: train at most this many members at once on a device; by default as many as fit into memory, with
+            work for every device.
+        on: "ray" trains on the devices of the Ray cluster in `RAY_ADDRESS`, or of a new local one; by default, on the
+            device of this process.
         progress: show progress.
         trust: allow the file to run code from outside Lehr.
     """
@@ -104,9 +110,9 @@ def sweep(
     made = None if isinstance(env, str) else env
     sampler = checked_sampler(read, made)
     path = Path(out) if out is not None else _default_path(read)
-    with _locked(SweepDirectory.create(path)) as directory:
+    with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())
-        return _run(read, sampler, directory, made, wave_size, progress)
+        return _run(read, sampler, directory, made, wave_size, make_devices, progress)
 
 
 def resume_sweep(
@@ -114,6 +120,7 @@ def resume_sweep(
     *,
     env: AnyEnvironment | None = None,
     wave_size: int | None = None,
+    on: str | None = None,
     progress: bool = True,
     trust: bool = False,
 ) -> SweepResult:
@@ -123,15 +130,16 @@ def resume_sweep(
         path: its directory, or its name under `sweeps/`.
         env: the environment, if the sweep was given an object.
         wave_size: train at most this many members at once; only for members that are not assigned to a wave yet.
+        on: as for `sweep`; it may differ from before.
         progress: show progress.
         trust: allow the sweep to run code from outside Lehr.
     """
     directory = SweepDirectory.open(path)
     read = Definition.read(directory.definition, trust)
     check_size(wave_size)
-    with _locked(directory):
+    with _connected(on) as make_devices, _locked(directory):
         _check_members(directory, trust)
-        return _run(read, make_sampler(read), directory, env, wave_size, progress)
+        return _run(read, make_sampler(read), directory, env, wave_size, make_devices, progress)
 
 
 def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
@@ -196,6 +204,18 @@ def _default_path(definition: Definition) -> Path:
 
 
 @contextlib.contextmanager
+def _connected(on: str | None) -> Iterator[Callable[[WaveTrainer], RayDevices] | None]:
+    """Connect to the devices to train on, and yield what makes them; `None` for the device of this process."""
+    if on is None:
+        yield None
+        return
+    if on != "ray":
+        raise InputError(f"on is {quoted(on)}; it must be 'ray', or left out to train on this machine.")
+    with ray_cluster("--on ray"):
+        yield RayDevices
+
+
+@contextlib.contextmanager
 def _locked(directory: SweepDirectory) -> Iterator[SweepDirectory]:
     """Hold the lock of a sweep, and write down how it ends."""
     with directory.run:
@@ -214,6 +234,7 @@ def _run(
     directory: SweepDirectory,
     env: AnyEnvironment | None,
     wave_size: int | None,
+    make_devices: Callable[[WaveTrainer], RayDevices] | None,
     progress: bool,
 ) -> SweepResult:
     """Train what is not trained yet, and write the report."""
@@ -222,15 +243,18 @@ def _run(
     evolution = None
     if definition.evolution is not None:
         evolution = partial(make_evolution, definition.evolution, definition.space, definition.sampler_seed)
-    waves = Waves(directory, definition.algorithm, env, evolution, wave_size, progress)
+    trainer = WaveTrainer(definition.algorithm, env, evolution, progress)
     is_finished = False
-    try:
-        tried = _search(definition, sampler, directory, waves)
-        _confirm(definition, directory, waves, tried)
-        is_finished = True
-        directory.run.write_status("finished")
-    except Stopped as stopped:
-        directory.run.write_status("stopped", str(stopped))
+    with contextlib.ExitStack() as stack:
+        devices = None if make_devices is None else stack.enter_context(contextlib.closing(make_devices(trainer)))
+        waves = Waves(directory, trainer, wave_size, devices)
+        try:
+            tried = _search(definition, sampler, directory, waves)
+            _confirm(definition, directory, waves, tried)
+            is_finished = True
+            directory.run.write_status("finished")
+        except Stopped as stopped:
+            directory.run.write_status("stopped", str(stopped))
     seconds = time.perf_counter() - begin
     result = SweepResult(directory.path, definition, is_finished, seconds, waves.compile_seconds, env)
     if result.results.members.size:

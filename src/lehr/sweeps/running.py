@@ -1,9 +1,11 @@
 """Train the members of a sweep: groups that share a program, in waves that fit into memory."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -12,7 +14,9 @@ from lehr.errors import InputError
 from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
+from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
+from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
 from lehr.training.population import Configured, make_population, refuse_host
 from lehr.training.runners.device import metric_names
@@ -28,120 +32,211 @@ class Stopped(Exception):
     """The user stopped the sweep; what was trained is saved."""
 
 
-class Waves:
-    """Trains members in waves, and remembers them in the directory of the sweep.
+class WaveTooLarge(Exception):
+    """A wave needs more memory than its device has; the message says how much."""
+
+    def __init__(self, wave: Wave, needs: str) -> None:
+        super().__init__(needs)
+        self.wave = wave
+
+
+class Trained(NamedTuple):
+    """How the training of a wave ended."""
+
+    stop_reason: str | None
+    """Why it ended early; `None` if it is finished."""
+    compile_seconds: float
+    """Time spent compiling."""
+
+
+class WaveTrainer:
+    """Trains one wave after the other on the device of this process; waves of a group share a compiled program.
 
     Args:
-        directory: of the sweep.
         algorithm: its name, `module:Name`, or its class.
         env: the environment, if it is not given by name.
         make_evolution: makes what changes members while they train; members with fresh seeds train without.
-        size: at most this many members in a wave; by default as many as fit into memory.
         progress: whether to show progress.
     """
 
     def __init__(
         self,
-        directory: SweepDirectory,
         algorithm: Any,
         env: AnyEnvironment | None = None,
         make_evolution: Callable[[Plan], Evolution] | None = None,
-        size: int | None = None,
         progress: bool = True,
     ) -> None:
-        self.directory, self.algorithm, self.env = directory, algorithm, env
-        self.make_evolution, self.size, self.progress = make_evolution, size, progress
-        self.waves = directory.read_waves()
-        self.compile_seconds = 0.0
-        """Time spent compiling, in all waves."""
+        self.algorithm, self.env, self.make_evolution, self.progress = algorithm, env, make_evolution, progress
         self._bases: dict[Any, Plan] = {}
         self._known: dict[tuple[int, bool], Any] = {}
 
-    def train(self, members: Sequence[Member]) -> None:
-        """Train members, unless they are trained already."""
-        known = {member.number for wave in self.waves for member in wave.members}
-        new = [member for member in members if member.number not in known]
-        if new:
-            for group in self._groups(new):
-                self._append(group)
-            self.directory.write_waves(self.waves)
-        wanted = {member.number for member in members}
-        index = 0
-        while index < len(self.waves):
-            if wanted & {member.number for member in self.waves[index].members} and not self._is_finished(index):
-                try:
-                    self._train(self.waves[index])
-                except TooLarge as error:
-                    self._split(index, str(error))
-                    continue
-            index += 1
+    def elsewhere(self) -> "WaveTrainer":
+        """A copy for another process, which does not show progress."""
+        other = copy.copy(self)
+        other.progress, other._bases, other._known = False, {}, {}
+        return other
 
-    def _groups(self, members: Iterable[Member]) -> list[list[Member]]:
-        """Members by the program they need, in the order in which programs first appear."""
-        found: dict[Any, list[Member]] = {}
-        for member in members:
-            found.setdefault(self._group(member), []).append(member)
-        return list(found.values())
-
-    def _group(self, member: Member) -> Any:
-        """What members of one wave have in common; that of a configuration is the same for all its seeds."""
+    def group(self, member: Member) -> Any:
+        """What the members of a wave must have in common: the program that they need; seeds do not matter."""
         key = member.configuration, member.fresh
         if key not in self._known:
             self._known[key] = Configured.of(self.algorithm, member.settings).group
         return self._known[key]
 
-    def _append(self, members: list[Member]) -> None:
-        """Plan waves of one group, of the same size, so that they share a compiled program."""
-        count = -(-len(members) // (self.size or len(members)))
-        size = -(-len(members) // count)
-        group = self._group(members[0])
-        sizes = [wave.size for wave in self.waves if self._group(wave.members[0]) == group]
-        filled = FILLED_ON_CPU if jax.default_backend() == "cpu" else FILLED
-        if sizes and size < sizes[-1] <= filled * size and self.make_evolution is None:
-            size = sizes[-1]  # some idle places take less time than compiling again
-        for begin in range(0, len(members), size):
-            self.waves.append(Wave(len(self.waves), tuple(members[begin : begin + size]), size))
+    def total_steps(self, member: Member) -> int:
+        """The budget of a member in env steps."""
+        return Configured.of(self.algorithm, member.settings).configs[0].total_steps
 
-    def _split(self, index: int, needs: str) -> None:
-        """Train the members of this and the following waves of its group in waves half as large."""
-        wave = self.waves[index]
-        if wave.size == 1:
-            raise InputError(f"One member of the sweep needs {needs}; reduce num_envs, horizon or the network's sizes.")
-        group = self._group(wave.members[0])
-        rest = [other for other in self.waves[index:] if self._group(other.members[0]) == group]
-        others = [other for other in self.waves[index:] if other not in rest]
-        self.waves = self.waves[:index]
-        self.size = wave.size // 2 + wave.size % 2
-        self._append([member for other in rest for member in other.members])
-        for other in others:
-            self.waves.append(Wave(len(self.waves), other.members, other.size))
-        self.directory.write_waves(self.waves)
+    def train(self, wave: Wave, path: Path, title: str = "", report: ProgressFunction | None = None) -> Trained:
+        """Train a wave from its beginning, or from its latest checkpoint.
 
-    def _is_finished(self, index: int) -> bool:
-        return self.directory.is_finished(self.waves[index])
-
-    def _train(self, wave: Wave) -> None:
-        """Train a wave from its beginning, or from its latest checkpoint."""
-        path = self.directory.wave_path(wave.number)
+        Args:
+            wave: its members.
+            path: its directory.
+            title: what is trained, in front of the progress.
+            report: called after every chunk with the env steps of all members so far, and with the latest metrics; if
+                it returns `True`, the wave stops.
+        """
         settings = [self._settings(member) for member in wave.members]
         settings += [settings[-1]] * (wave.size - len(settings))  # so that all waves of a group have the same shapes
-        group = self._group(wave.members[0])
+        group = self.group(wave.members[0])
         if group not in self._bases:
             self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
         labels = [member.label for member in wave.members]
         evolution = None if wave.members[0].fresh else self.make_evolution
         population = make_population(self.algorithm, settings, labels, self.env, evolution, base=self._bases[group])
         path.mkdir(parents=True, exist_ok=True)
-        title = f"wave {wave.number + 1} of {len(self.waves)}  " if len(self.waves) > 1 else ""
         with RunDirectory(path) as directory:
-            loop = population.loop(directory, partial(PopulationProgress, labels=labels, title=title))
+            loop = population.loop(directory, partial(PopulationProgress, labels=labels, title=title), report)
             loop.run()
-        self.compile_seconds += getattr(loop, "compile_seconds", 0.0)
-        if loop.done < population.plan.updates:
-            raise Stopped(loop.verdict.stop_reason)
+        is_finished = loop.done >= population.plan.updates
+        reason = None if is_finished else loop.verdict.stop_reason or "stopped"
+        return Trained(reason, getattr(loop, "compile_seconds", 0.0))
 
     def _settings(self, member: Member) -> dict[str, Any]:
         return {"tensorboard": False} | member.settings | {"seed": member.seed, "progress": self.progress}
+
+
+class Devices(Protocol):
+    """Other devices than that of this process, on which waves are trained at the same time."""
+
+    compile_seconds: float
+    """Time spent compiling, on the device that spent most."""
+
+    def count(self) -> int:
+        """The number of devices."""
+
+    def train(self, directory: SweepDirectory, waves: Sequence[Wave], total: int) -> None:
+        """Train some of the `total` waves of a sweep, each in its directory; raise `Stopped` or `WaveTooLarge`."""
+
+
+class Waves:
+    """Trains members in waves, and remembers them in the directory of the sweep.
+
+    Args:
+        directory: of the sweep.
+        trainer: trains the waves.
+        size: at most so many members in a wave; by default as many as fit into memory.
+        devices: train on these instead of here.
+    """
+
+    def __init__(
+        self, directory: SweepDirectory, trainer: WaveTrainer, size: int | None = None, devices: Devices | None = None
+    ) -> None:
+        self.directory, self.trainer, self.size, self.devices = directory, trainer, size, devices
+        self.waves = directory.read_waves()
+        self._compile_seconds = 0.0
+
+    @property
+    def compile_seconds(self) -> float:
+        """Time spent compiling, in all waves."""
+        return self._compile_seconds if self.devices is None else self.devices.compile_seconds
+
+    def train(self, members: Sequence[Member]) -> None:
+        """Train members, unless they are trained already."""
+        known = {member.number for wave in self.waves for member in wave.members}
+        new = [member for member in members if member.number not in known]
+        if new:
+            groups = self._groups(new)
+            for group in groups:
+                self._append(group, self._least(len(groups)))
+            self.directory.write_waves(self.waves)
+        wanted = {member.number for member in members}
+        while left := [wave for wave in self.waves if self._is_left(wave, wanted)]:
+            try:
+                if self.devices is None:
+                    self._train(left[0])
+                else:
+                    self.devices.train(self.directory, left, len(self.waves))
+            except WaveTooLarge as error:
+                self._split(error.wave, str(error))
+
+    def _is_left(self, wave: Wave, wanted: set[int]) -> bool:
+        is_wanted = any(member.number in wanted for member in wave.members)
+        return is_wanted and not self.directory.is_finished(wave)
+
+    def _groups(self, members: Iterable[Member]) -> list[list[Member]]:
+        """Members by the program they need, in the order in which programs first appear."""
+        found: dict[Any, list[Member]] = {}
+        for member in members:
+            found.setdefault(self.trainer.group(member), []).append(member)
+        return list(found.values())
+
+    def _least(self, groups: int) -> int:
+        """The least number of waves in each group, so that every device has work; an evolution is not divided."""
+        if self.devices is None or self.size is not None or self.trainer.make_evolution is not None:
+            return 1
+        return max(1, -(-self.devices.count() // groups))
+
+    def _append(self, members: list[Member], least: int) -> None:
+        """Plan at least so many waves of one group, of the same size, so that they share a compiled program."""
+        count = max(-(-len(members) // (self.size or len(members))), min(least, len(members)))
+        size = -(-len(members) // count)
+        group = self.trainer.group(members[0])
+        sizes = [wave.size for wave in self.waves if self.trainer.group(wave.members[0]) == group]
+        filled = FILLED_ON_CPU if jax.default_backend() == "cpu" else FILLED
+        if sizes and size < sizes[-1] <= filled * size and self.trainer.make_evolution is None:
+            size = sizes[-1]  # some idle places take less time than compiling again
+        for begin in range(0, len(members), size):
+            self.waves.append(Wave(len(self.waves), tuple(members[begin : begin + size]), size))
+
+    def _split(self, wave: Wave, needs: str) -> None:
+        """Halve a wave, and all others of its group that are as large and have not begun.
+
+        A wave keeps its number and its first half; the second halves become new waves at the end, because waves with
+        other numbers may be under way or finished.
+        """
+        if wave.size == 1:
+            raise InputError(f"One member of the sweep needs {needs}; reduce num_envs, horizon or the network's sizes.")
+        if self._has_begun(wave):
+            raise InputError(
+                f"Wave {wave.number + 1} of the sweep needs {needs}, and has begun on a device with more memory; "
+                "resume it there."
+            )
+        group = self.trainer.group(wave.members[0])
+        self.size = wave.size // 2 + wave.size % 2
+        for other in list(self.waves):
+            alike = other.size >= wave.size and self.trainer.group(other.members[0]) == group
+            if alike and not self._has_begun(other) and not self.directory.is_finished(other):
+                first, rest = other.members[: self.size], other.members[self.size :]
+                self.waves[other.number] = Wave(other.number, first, self.size)
+                for begin in range(0, len(rest), self.size):
+                    self.waves.append(Wave(len(self.waves), rest[begin : begin + self.size], self.size))
+        self.directory.write_waves(self.waves)
+
+    def _has_begun(self, wave: Wave) -> bool:
+        return bool(checkpoint.steps(RunDirectory(self.directory.wave_path(wave.number)).checkpoints))
+
+    def _train(self, wave: Wave) -> None:
+        """Train a wave here."""
+        title = f"wave {wave.number + 1} of {len(self.waves)}  " if len(self.waves) > 1 else ""
+        try:
+            trained = self.trainer.train(wave, self.directory.wave_path(wave.number), title)
+        except TooLarge as error:
+            raise WaveTooLarge(wave, str(error)) from error
+        self._compile_seconds += trained.compile_seconds
+        if trained.stop_reason is not None:
+            raise Stopped(trained.stop_reason)
 
 
 class Estimate(NamedTuple):

@@ -86,26 +86,36 @@ def save(
     """
     if keep < 1 or step < 0:
         raise InputError(f"keep is {keep} and step is {step}; keep must be at least 1 and step at least 0.")
+    with written(directory, step) as temporary:
+        _write(temporary, state, step, meta, memory)
+    earlier = [other for other in steps(directory) if other <= step]
+    keep_only(directory, {*earlier[-keep:], *set(protect).intersection(earlier)})
+    return directory / f"{step:012d}"
+
+
+@contextlib.contextmanager
+def written(directory: Path, step: int) -> Iterator[Path]:
+    """Give a directory for the files of a checkpoint, which becomes the checkpoint of `step` once they are written."""
     make_directory(directory)
     _clean(directory)
-
     final = directory / f"{step:012d}"
     temporary = final.with_name(f"{final.name}.tmp")
     temporary.mkdir()
-    _write(temporary, state, step, meta, memory)
+    yield temporary
     if final.exists():
         # Directories cannot be swapped atomically: until the second rename, "<step>.replaced" counts as the step.
         final.rename(final.with_name(f"{final.name}.replaced"))
     temporary.rename(final)
     sync_directory(directory)
-
     _clean(directory)
+
+
+def keep_only(directory: Path, wanted: Collection[int]) -> None:
+    """Delete the checkpoints of all other steps, and the chunks that only they have."""
     found = _find(directory)
-    earlier = [other for other in found if other <= step]
-    for other in set(found) - set(earlier[-keep:]) - set(protect).intersection(earlier):
-        _discard(found[other])
+    for step in set(found) - set(wanted):
+        _discard(found[step])
     _discard_chunks(directory)
-    return final
 
 
 def load(

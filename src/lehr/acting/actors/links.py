@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import pickle
 import signal
 import warnings
@@ -13,6 +14,7 @@ import jax
 
 from lehr.acting.actors.actor import ActorLost, Arrival, Blueprint, Weights, Worker
 from lehr.envs.host.base import EnvironmentFailed
+from lehr.errors import InputError
 from lehr.plugins import require
 
 
@@ -132,15 +134,28 @@ class _RayWorker(Worker):
 
 
 @contextlib.contextmanager
-def ray_cluster() -> Iterator[float]:
-    """Connect to the cluster at `RAY_ADDRESS`, or start one, and yield its CPU count; reuse an existing connection."""
-    ray = require("ray", "ray", "actors=ray")
+def ray_cluster(what: str = "actors=ray") -> Iterator[float]:
+    """Connect to the cluster at `RAY_ADDRESS`, or start one, and yield its CPU count; reuse an existing connection.
+
+    Args:
+        what: what needs it, for the error message.
+    """
+    ray = require("ray", "ray", what)
     if ray.is_initialized():
         yield ray.cluster_resources().get("CPU", 0.0)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hide Ray's deprecation warnings from the user
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            if "RAY_ADDRESS" not in os.environ:
+                raise
+            reason = " ".join(str(error).split())
+            raise InputError(
+                f"RAY_ADDRESS is '{os.environ['RAY_ADDRESS']}', where no Ray cluster answers ({reason}); "
+                "correct it, or unset it to start a local one."
+            ) from error
     try:
         yield ray.cluster_resources().get("CPU", 0.0)
     finally:

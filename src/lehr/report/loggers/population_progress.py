@@ -2,20 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lehr.report.loggers.display import Display
 from lehr.report.loggers.progress import duration, short_number
 
-_LIVE_SECONDS = 0.2
-_PLAIN_SECONDS = 10.0
 _SHOWN = 5
 
 
@@ -27,8 +24,7 @@ class PopulationProgress:
         enabled: if false, print nothing, not even messages.
         labels: the name of each member.
         title: what is trained, in front of the progress.
-        console: where to print, standard error by default. If it is not a terminal, a plain line is printed at most
-            every 10 seconds, and one at the end.
+        console: where to print, as for `Display`.
     """
 
     def __init__(
@@ -39,27 +35,18 @@ class PopulationProgress:
         title: str = "",
         console: Console | None = None,
     ) -> None:
-        self._budget, self._total = total_steps, total_steps * max(len(labels), 1)
-        self._members = f"{len(labels)} member{'s' if len(labels) != 1 else ''}"
-        self._enabled, self._labels, self._title = enabled, labels, title
-        self._console = console or Console(stderr=True)
-        self._live: Live | None = None
+        self._total = total_steps * max(len(labels), 1)
+        self._labels, self._title = labels, title
+        self._display = Display(self._render, enabled, console)
         self._share, self._line = 0.0, ""
         self._returns = np.full(len(labels), math.nan)
-        self._shown_at, self._shown = -math.inf, ""
 
     def __enter__(self) -> "PopulationProgress":
-        if self._enabled and self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, auto_refresh=False)
-            self._live.start()
+        self._display.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-        elif self._line != self._shown:
-            self._show()
+    def __exit__(self, *error: object) -> None:
+        self._display.__exit__(*error)
 
     def update(self, env_steps: int, metrics: Mapping[str, Any], rate: float) -> None:
         """Update the display.
@@ -71,26 +58,12 @@ class PopulationProgress:
         """
         self._share = min(env_steps / self._total, 1.0) if self._total else 1.0
         self._returns = np.asarray(metrics["returns"], float)
-        left = duration((self._total - env_steps) / rate if rate > 0 else math.inf)
-        self._line = (
-            f"{self._title}{math.floor(100 * self._share):3d}%  {self._members}  "
-            f"{short_number(env_steps)}/{short_number(self._total)} steps  {short_number(rate)}/s  "
-            f"{rate / max(self._budget, 1):.3g} members/s  {left} left  {_spread(self._returns)}"
-        )
-        if monotonic() - self._shown_at >= (_PLAIN_SECONDS if self._live is None else _LIVE_SECONDS):
-            self._show()
+        self._line = f"{self._title}{progress_line(len(self._labels), env_steps, self._total, rate, self._returns)}"
+        self._display.update(self._line)
 
     def message(self, text: str) -> None:
         """Print a line above the display."""
-        if self._enabled:
-            self._console.print(Text(text), soft_wrap=True)
-
-    def _show(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
-        elif self._line:
-            self.message(self._line)
-        self._shown_at, self._shown = monotonic(), self._line
+        self._display.message(text)
 
     def _render(self) -> Group:
         """The progress line, a bar, and a table of the best members; nothing before the first update."""
@@ -101,9 +74,28 @@ class PopulationProgress:
         table.add_column("best members now", overflow="ellipsis", no_wrap=True)
         for index in best(self._returns, _SHOWN):
             table.add_row(f"{self._returns[index]:.4g}", Text(self._labels[index]))
-        bar = ProgressBar(total=1.0, completed=self._share, width=min(60, self._console.width))
+        bar = ProgressBar(total=1.0, completed=self._share, width=min(60, self._display.console.width))
         end_of_line = Text()  # a bar has none of its own
         return Group(Text(self._line, no_wrap=True, overflow="ellipsis"), bar, end_of_line, table)
+
+
+def progress_line(members: int, env_steps: int, total_steps: int, rate: float, returns: np.ndarray) -> str:
+    """How far members are, how fast, and the spread of their returns.
+
+    Args:
+        members: how many there are.
+        env_steps: env steps of all members so far.
+        total_steps: the budget of all members.
+        rate: env steps per second, of all members.
+        returns: the latest mean episode return of each member, NaN if it has none.
+    """
+    share = min(env_steps / total_steps, 1.0) if total_steps else 1.0
+    left = duration((total_steps - env_steps) / rate if rate > 0 else math.inf)
+    return (
+        f"{math.floor(100 * share):3d}%  {members} members  "
+        f"{short_number(env_steps)}/{short_number(total_steps)} steps  {short_number(rate)}/s  "
+        f"{rate / (total_steps / max(members, 1)):.3g} members/s  {left} left  {_spread(returns)}"
+    )
 
 
 def best(returns: np.ndarray, count: int) -> list[int]:
