@@ -99,9 +99,9 @@ def test_a_small_wave_is_filled_up_only_where_idle_places_take_no_time(tmp_path,
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
         directory = tmp_path / backend
         directory.mkdir()
-        waves = running.Waves(SweepDirectory(directory), "ppo")
-        waves._append(members)
-        waves._append(fresh)
+        waves = running.Waves(SweepDirectory(directory), running.WaveTrainer("ppo"))
+        waves._append(members, least=1)
+        waves._append(fresh, least=1)
         assert [(len(wave.members), wave.size) for wave in waves.waves] == [(8, 8), (4, size)]
 
 

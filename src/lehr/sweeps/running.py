@@ -136,7 +136,7 @@ class Waves:
     Args:
         directory: of the sweep.
         trainer: trains the waves.
-        size: at most so many members in a wave; by default as many as fit into memory.
+        size: at most this many members in a wave; by default as many as fit into memory.
         devices: train on these instead of here.
     """
 
@@ -189,7 +189,7 @@ class Waves:
         return max(1, -(-self.devices.count() // groups))
 
     def _append(self, members: list[Member], least: int) -> None:
-        """Plan at least so many waves of one group, of the same size, so that they share a compiled program."""
+        """Plan at least `least` waves of one group, of the same size, so that they share a compiled program."""
         count = max(-(-len(members) // (self.size or len(members))), min(least, len(members)))
         size = -(-len(members) // count)
         group = self.trainer.group(members[0])
