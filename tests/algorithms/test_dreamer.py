@@ -244,3 +244,19 @@ def test_pendulum_is_learned_from_few_steps(tmp_path):
     quiet = {"evaluate_episodes": 20, "tensorboard": False, "progress": False, "run_dir": tmp_path / "run"}
     result = lehr.train("dreamer", env="Pendulum-v1", total_steps=14_000, **quiet)
     assert result.final["evaluate/return"] >= -350
+
+
+@pytest.mark.long
+def test_the_model_remembers_what_was_shown_before(recall, begin, advance):
+    """The shared test of memories has a model that is too small, and values whose noise hides what is to be learned."""
+    sizes = {
+        "recurrent_size": 128,
+        "hidden_sizes": (64, 64),
+        "batch_size": 16,
+        "batch_length": 32,
+        "replay_size": 10_000,
+    }
+    learning = {"train_ratio": 32.0, "learning_rate": 1e-3, "entropy_coef": 0.01, "uniform_mix": 0.01}
+    rest = {"num_envs": 16, "horizon": 9, "discount": 0.7, "imagination_length": 3, "replay_value_coef": 0.0}
+    run = advance(begin("dreamer", recall, **sizes, **learning, **rest), 140)
+    assert run.metrics["episode/return"][-20:].mean() > 0.9

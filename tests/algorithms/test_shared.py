@@ -225,7 +225,7 @@ NOT_RECALLED = {
         pytest.mark.xfail(
             strict=True,
             reason="the reward is an exclusive or of the sign and an action two steps later, which a model of this "
-            "size does not learn; docs/dreamer.md says which sizes do",
+            "size does not learn; test_dreamer.py has one that does",
         ),
     )
 }
