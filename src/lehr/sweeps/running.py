@@ -68,7 +68,7 @@ class WaveTrainer:
     ) -> None:
         self.algorithm, self.env, self.make_evolution, self.progress = algorithm, env, make_evolution, progress
         self._bases: dict[Any, Plan] = {}
-        self._known: dict[tuple[int, bool], Any] = {}
+        self._known: dict[str, Configured] = {}
 
     def elsewhere(self) -> "WaveTrainer":
         """A copy for another process, which does not show progress."""
@@ -78,14 +78,18 @@ class WaveTrainer:
 
     def group(self, member: Member) -> Any:
         """What the members of a wave must have in common: the program that they need; seeds do not matter."""
-        key = member.configuration, member.fresh
+        return self._parsed(member).group
+
+    def _parsed(self, member: Member) -> Configured:
+        """The settings of a member, which take milliseconds to parse; equal ones are parsed once."""
+        key = repr(member.settings)
         if key not in self._known:
-            self._known[key] = Configured.of(self.algorithm, member.settings).group
+            self._known[key] = Configured.of(self.algorithm, member.settings)
         return self._known[key]
 
     def total_steps(self, member: Member) -> int:
         """The budget of a member in env steps."""
-        return Configured.of(self.algorithm, member.settings).configs[0].total_steps
+        return self._parsed(member).configs[0].total_steps
 
     def train(self, wave: Wave, path: Path, title: str = "", report: ProgressFunction | None = None) -> Trained:
         """Train a wave from its beginning, or from its latest checkpoint.
@@ -104,7 +108,11 @@ class WaveTrainer:
             self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
         labels = [member.label for member in wave.members]
         evolution = None if wave.members[0].fresh else self.make_evolution
-        population = make_population(self.algorithm, settings, labels, self.env, evolution, base=self._bases[group])
+        parsed = [self._parsed(member) for member in wave.members]
+        parsed += [parsed[-1]] * (wave.size - len(parsed))
+        population = make_population(
+            self.algorithm, settings, labels, self.env, evolution, base=self._bases[group], parsed=parsed
+        )
         path.mkdir(parents=True, exist_ok=True)
         with RunDirectory(path) as directory:
             loop = population.loop(directory, partial(PopulationProgress, labels=labels, title=title), report)

@@ -122,6 +122,7 @@ def make_population(
     env: AnyEnvironment | None = None,
     make_evolution: Callable[[Plan], Evolution] | None = None,
     base: Plan | None = None,
+    parsed: Sequence[Configured] | None = None,
 ) -> Population:
     """Assemble a population.
 
@@ -134,12 +135,13 @@ def make_population(
         make_evolution: makes what changes members while they train, from the plan of a member.
         base: the plan of a run that may be a member, made here if omitted; populations with the same base share one
             compiled program.
+        parsed: the parsed settings of each member, if they are known.
     """
     if not members:
         raise InputError("A population has 0 members; give at least one.")
     plan = make_plan(algorithm, members[0], env) if base is None else base
     refuse_host(plan)
-    found = configured(algorithm, members)
+    found = configured(algorithm, members) if parsed is None else parsed
     for number, one in enumerate(found):
         if one.group != found[0].group:
             raise InputError(
