@@ -24,9 +24,10 @@ test: lint types
 test-all: lint types
 	$(PYTEST) -m "not long"
 
-# The tests that take minutes each: whole learning runs of a world model, campaigns of interruptions. Before a release.
+# The tests that take minutes each: whole learning runs of a world model, campaigns of interruptions. Compiled as users'
+# programs are. Before a release.
 test-long: $(DEV)
-	$(PYTEST) -m long
+	XLA_FLAGS=--xla_backend_optimization_level=3 $(PYTEST) -m long
 
 lint: $(DEV)
 	$(BIN)/ruff check .

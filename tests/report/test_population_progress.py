@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from lehr.report.loggers import population_progress
+from lehr.report.loggers import display
 from lehr.report.loggers.population_progress import PopulationProgress
 
 LABELS = [f"{number}: learning_rate {number / 1000:g}, seed 0" for number in range(8)]
@@ -20,7 +20,7 @@ RETURNS = np.array([10.0, math.nan, 70.0, 30.0, 50.0, 20.0, 40.0, 60.0])
 def clock(monkeypatch):
     """A clock that stands still; `clock[0]` is its time."""
     now = [0.0]
-    monkeypatch.setattr(population_progress, "monotonic", lambda: now[0])
+    monkeypatch.setattr(display, "monotonic", lambda: now[0])
     return now
 
 

@@ -102,7 +102,7 @@ def test_the_action_that_the_environment_took_is_kept_where_it_is_needed():
     program, state = begin(Teacher, initial_log_std=2.0)
     _, metrics = jax.jit(partial(iteration, program))(state)
     assert metrics["teacher/outside"] > 0.3  # so that clipping did something
-    assert metrics["teacher/difference"] == 0
+    assert metrics["teacher/difference"] < 1e-6
 
 
 def test_data_is_normalised_as_observations_are():

@@ -147,7 +147,7 @@ class _Round:
         self.too_large: WaveTooLarge | None = None
         self.stop_reason = ""
         budget = devices.trainer.total_steps(waves[0].members[0])
-        sizes = {wave.number: wave.size for wave in waves}
+        sizes = {wave.number: len(wave.members) for wave in waves}
         self.display = WavesProgress(budget, sizes, total, devices.trainer.progress)
 
     def run(self) -> None:

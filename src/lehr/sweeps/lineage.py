@@ -52,7 +52,7 @@ def fit(env_steps: np.ndarray, values: np.ndarray) -> Fit:
 
     >>> path = fit(np.arange(1, 9) * 1000, np.array([0.03, 0.03, 0.03, 0.03, 0.01, 0.01, 0.01, 0.01]))
     >>> str(path.schedule), round(path.error, 6)
-    ('0.03 over 4k, then 0.01', 0.0)
+    ('0.03 until 4k, 0.01', 0.0)
     """
     logs = np.log(np.maximum(values, np.finfo(np.float32).tiny))
     count = len(logs)

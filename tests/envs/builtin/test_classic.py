@@ -43,7 +43,7 @@ def rollout(name, pushed):
         next_state, timestep = env.step(step_key, state, action)
         return (next_state, timestep.obs), (state, action, timestep)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # as users have it
     def run(key):
         return jax.lax.scan(step, env.reset(key), jax.random.split(key, STEPS))[1]
 

@@ -92,9 +92,9 @@ def progress_line(members: int, env_steps: int, total_steps: int, rate: float, r
     share = min(env_steps / total_steps, 1.0) if total_steps else 1.0
     left = duration((total_steps - env_steps) / rate if rate > 0 else math.inf)
     return (
-        f"{math.floor(100 * share):3d}%  {members} members  "
+        f"{math.floor(100 * share):3d}%  {members} member{'s' if members != 1 else ''}  "
         f"{short_number(env_steps)}/{short_number(total_steps)} steps  {short_number(rate)}/s  "
-        f"{rate / (total_steps / max(members, 1)):.3g} members/s  {left} left  {_spread(returns)}"
+        f"{rate * members / max(total_steps, 1):.3g} members/s  {left} left  {_spread(returns)}"
     )
 
 
