@@ -22,6 +22,7 @@ from lehr.envs.builtin.probes import (
     ConstantReward,
     FinalObservation,
     ObservationReward,
+    PolicyObservationReward,
     PolicyReward,
     Truncated,
 )
