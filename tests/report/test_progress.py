@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from lehr.report.loggers import progress
+from lehr.report.loggers import display
 from lehr.report.loggers.progress import Progress
 
 METRICS = {
@@ -25,7 +25,7 @@ METRICS = {
 def clock(monkeypatch):
     """A clock that stands still; `clock[0]` is its time."""
     now = [0.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    monkeypatch.setattr(display, "monotonic", lambda: now[0])
     return now
 
 

@@ -218,7 +218,11 @@ def test_a_population_larger_than_memory_is_noticed_when_it_is_compiled(monkeypa
 
 def test_populations_with_the_same_base_share_a_compiled_program(count_traces):
     first = make_population("ppo", MEMBERS)
-    other = make_population("ppo", [{**member, "seed": 9, "clip_range": 0.1} for member in MEMBERS], base=first.plan)
+    other = make_population(
+        "ppo",
+        [{**member, "seed": 9, "clip_range": "0.3 until 20%, 0.2 until 50%, 0.1"} for member in MEMBERS],
+        base=first.plan,
+    )
     made = [PopulationRunner(one.plan.program, one.plan.state) for one in (first, other)]
     made[0].compile(first.plan.state)
     made[1].compile(other.plan.state)

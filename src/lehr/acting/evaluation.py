@@ -28,6 +28,16 @@ class EpisodeResults(NamedTuple):
     """int32: numbers of steps."""
 
 
+def evaluation_metrics(greedy: EpisodeResults, sampled: EpisodeResults) -> dict[str, np.ndarray]:
+    """Return the metrics of an evaluation by name, over the last axis of the results of its episodes."""
+    return {
+        "evaluate/return": greedy.returns.mean(-1),
+        "evaluate/return_std": greedy.returns.std(-1),
+        "evaluate/length": greedy.lengths.mean(-1),
+        "evaluate/return_sampled": sampled.returns.mean(-1),
+    }
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """A compiled program that runs `episodes` environments until the first episode of each ends."""

@@ -98,6 +98,11 @@ class Schedule:
         schedule._set(*leaves)
         return schedule
 
+    def with_values(self, start: Any, end: Any) -> Self:
+        """Return the same phases with other start and end values, without checks; also of a stack, and traced."""
+        fields = {name: getattr(self, name) for name in self._FIELDS} | {"start": start, "end": end}
+        return self.tree_unflatten(None, tuple(fields.values()))
+
     # Properties --------------------------------------------------------------------------------------------------
 
     @property

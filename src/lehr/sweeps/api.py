@@ -1,9 +1,7 @@
 """Run a sweep from its definition to its report."""
 
 import contextlib
-import datetime
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +29,7 @@ from lehr.sweeps.running import Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
-from lehr.training.directory import Status
+from lehr.training.directory import Status, unused_path
 
 ROUNDS = 8
 """A sampler that learns from scores is asked about this many times."""
@@ -70,8 +68,7 @@ class SweepResult:
         """If members changed while they trained: by coefficient, the path that led to the best of them."""
         directory = SweepDirectory(self.directory)
         members = [member for wave in directory.read_waves() for member in wave.members if not member.fresh]
-        best = int(np.argmax(np.nan_to_num(scores(directory, members), nan=-np.inf)))
-        return paths(directory, self.definition, members[best])
+        return paths(directory, self.definition, members[_best_first(scores(directory, members))[0]])
 
     @property
     def summary(self) -> str:
@@ -105,11 +102,12 @@ def sweep(
     read = _read(definition, trust)
     check_size(wave_size)
     if env is not None:
-        name = env if isinstance(env, str) else type(env).__name__
-        read = replace(read, settings={**read.settings, "env": name})
+        named = env if isinstance(env, str) else type(env).__name__
+        read = replace(read, settings={**read.settings, "env": named})
     made = None if isinstance(env, str) else env
     sampler = checked_sampler(read, made)
-    path = Path(out) if out is not None else _default_path(read)
+    name = f"{algorithms.name_of(read.algorithm)}-{read.settings.get('env', 'CartPole-v1')}"
+    path = Path(out) if out is not None else unused_path(name, ROOT)
     with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())
         return _run(read, sampler, directory, made, wave_size, make_devices, progress)
@@ -195,14 +193,6 @@ def check_size(wave_size: int | None) -> None:
         raise InputError(f"wave_size is {wave_size}; it must be 1 or more.")
 
 
-def _default_path(definition: Definition) -> Path:
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    env = definition.settings.get("env", "CartPole-v1")
-    name = re.sub(r"[^\w.-]+", "-", f"{algorithms.name_of(definition.algorithm)}-{env}-{now}")
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(ROOT / free for free in names if not (ROOT / free).exists())
-
-
 @contextlib.contextmanager
 def _connected(on: str | None) -> Iterator[Callable[[WaveTrainer], RayDevices] | None]:
     """Connect to the devices to train on, and yield what makes them; `None` for the device of this process."""
@@ -284,6 +274,11 @@ def _estimates(directory: SweepDirectory, members: Sequence[Member], configurati
     return interquartile_mean(np.where(np.isnan(found), lowest, found))
 
 
+def _best_first(found: np.ndarray) -> np.ndarray:
+    """The indices of scores from the best to the worst; those that failed come last, equal ones keep their order."""
+    return np.argsort(-np.nan_to_num(found, nan=-np.inf), kind="stable")
+
+
 def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tried: list[Member]) -> None:
     """Train the best configurations again with fresh seeds: the best of many was in part the luckiest.
 
@@ -293,11 +288,11 @@ def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tr
     if not top or not count:
         return
     if definition.evolution is not None:
-        order = np.argsort(-np.nan_to_num(scores(directory, tried), nan=-np.inf), kind="stable")[:top]
-        chosen = [replace(tried[index], settings=followed(directory, definition, tried[index])) for index in order]
+        best = [tried[index] for index in _best_first(scores(directory, tried))[:top]]
+        chosen = [replace(one, settings=followed(directory, definition, one)) for one in best]
     else:
         size = len(definition.seeds)
-        order = np.argsort(-np.nan_to_num(_estimates(directory, tried, len(tried) // size), nan=-np.inf), kind="stable")
+        order = _best_first(_estimates(directory, tried, len(tried) // size))
         chosen = [tried[index * size] for index in order[:top]]
     first = max(definition.seeds) + 1
     pairs = itertools.product(chosen, range(first, first + count))

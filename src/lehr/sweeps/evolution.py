@@ -4,7 +4,7 @@ It is part of the compiled program: members are ranked by the return of their ep
 randomness comes from a seed and the clock, so that a resumed sweep does the same again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -120,10 +120,7 @@ class PopulationBasedTraining:
                 jnp.where(change, jnp.clip(start[:, index] * scale, *limits), start[:, index])
             )
             end = end.at[:, index].set(jnp.where(change, jnp.clip(end[:, index] * scale, *limits), end[:, index]))
-        leaves, _ = schedules.tree_flatten()
-        fields = dict(zip(schedules._FIELDS, leaves, strict=True)) | {"start": start, "end": end}
-        changed = type(schedules).tree_unflatten(None, [fields[name] for name in schedules._FIELDS])
-        return Coefficients(changed, coefficients.others, coefficients.names)
+        return replace(coefficients, scheduled=schedules.with_values(start, end))
 
 
 def copied(members: TrainState, source: jax.Array) -> TrainState:

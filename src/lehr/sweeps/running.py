@@ -119,7 +119,7 @@ class WaveTrainer:
             loop.run()
         is_finished = loop.done >= population.plan.updates
         reason = None if is_finished else loop.verdict.stop_reason or "stopped"
-        return Trained(reason, getattr(loop, "compile_seconds", 0.0))
+        return Trained(reason, loop.compile_seconds)
 
     def _settings(self, member: Member) -> dict[str, Any]:
         return {"tensorboard": False} | member.settings | {"seed": member.seed, "progress": self.progress}

@@ -178,8 +178,13 @@ class RunDirectory:
 
 def default_path(algorithm: str, env: str, seed: int, root: Path = ROOT) -> Path:
     """Return an unused path for a new run, such as `runs/ppo-CartPole-v1-s0-20260131-120000`."""
+    return unused_path(f"{algorithm}-{env}-s{seed}", root)
+
+
+def unused_path(name: str, root: Path) -> Path:
+    """Return an unused path under `root`: the name, without odd characters, and the time."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = re.sub(r"[^\w.-]+", "-", f"{algorithm}-{env}-s{seed}-{now}")
+    name = re.sub(r"[^\w.-]+", "-", f"{name}-{now}")
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(root / free for free in names if not (root / free).exists())
 

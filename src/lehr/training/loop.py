@@ -125,6 +125,7 @@ class Loop:
         self.pace = Pace(self.done)
         self.begin = time.perf_counter() - self.elapsed
         self.saved_at = time.perf_counter()
+        self.compile_seconds = 0.0
         self.record = kind.make_record(plan, directory, self.runner.names, self.state, meta, self.verdict, self.warn)
 
     def _check_resumed(self, update: int, meta: dict[str, Any]) -> None:
@@ -260,13 +261,13 @@ class Loop:
 
     def _is_event(self) -> bool:
         """Whether there is something to do after the latest update besides logging it."""
-        return self.done == self._next_event(self.done - 1) or self._is_due(None)
+        return self.done == self._next_event(self.done - 1) or self._is_due()
 
-    def _is_due(self, interval: int | None) -> bool:
+    def _is_due(self) -> bool:
         """Whether a checkpoint is due: by its interval, or by time."""
+        interval, seconds = self._checkpoint_interval, self.kind.save_seconds
         if interval is not None:
             return self.done % interval == 0
-        seconds = self.kind.save_seconds if self._checkpoint_interval is None else None
         return seconds is not None and time.perf_counter() - self.saved_at > seconds
 
     def _event(self, chunk: Chunk) -> None:
@@ -282,7 +283,7 @@ class Loop:
                 self.verdict.fail(RunFailed(f"The evaluation failed: {error} {where}"))
             is_best = self.record.is_best(found, self.done)
         self.record.log(chunk, found, is_last)
-        if is_last or is_best or self._is_due(self._checkpoint_interval):
+        if is_last or is_best or self._is_due():
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lehr.acting.evaluation import Evaluator, evaluate_many
+from lehr.acting.evaluation import Evaluator, evaluate_many, evaluation_metrics
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
 from lehr.training import columns
@@ -67,12 +67,7 @@ class PopulationRecord:
         learned = self.plan.policy(state.members).learned
         keys = jax.vmap(lambda key: derive(key, "evaluate", done))(state.members.key)
         greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
-        return {
-            "evaluate/return": greedy.returns.mean(1),
-            "evaluate/return_std": greedy.returns.std(1),
-            "evaluate/length": greedy.lengths.mean(1),
-            "evaluate/return_sampled": sampled.returns.mean(1),
-        }
+        return evaluation_metrics(greedy, sampled)
 
     def is_best(self, evaluation: dict[str, Any], done: int) -> bool:
         """No member's checkpoint is kept apart."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lehr.acting.evaluation import make_evaluator
+from lehr.acting.evaluation import evaluation_metrics, make_evaluator
 from lehr.files import refuse_link
 from lehr.report.loggers import JsonLines, Loggers, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers import ledger as ledgers
@@ -96,12 +96,7 @@ class RunRecord:
         learned = self.plan.policy(state).learned
         key = derive(state.key, "evaluate", done)
         greedy, sampled = (self.evaluator(learned, key, greedy) for greedy in (True, False))
-        return {
-            "evaluate/return": float(greedy.returns.mean()),
-            "evaluate/return_std": float(greedy.returns.std()),
-            "evaluate/length": float(greedy.lengths.mean()),
-            "evaluate/return_sampled": float(sampled.returns.mean()),
-        }
+        return {name: float(value) for name, value in evaluation_metrics(greedy, sampled).items()}
 
     def is_best(self, evaluation: dict[str, float], done: int) -> bool:
         """Whether this is the best evaluation so far; also stop the run if it reaches the target return."""

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-_LIVE_SECONDS = 0.2
 _PLAIN_SECONDS = 10.0
 
 
@@ -21,11 +20,14 @@ class Display:
         enabled: if false, print nothing, not even messages.
         console: where to print, standard error by default. If it is not a terminal, a plain line is printed at most
             every 10 seconds, and one at the end.
+        seconds: on a terminal, at least so long between two changes.
     """
 
-    def __init__(self, render: Callable[[], Any], enabled: bool = True, console: Console | None = None) -> None:
+    def __init__(
+        self, render: Callable[[], Any], enabled: bool = True, console: Console | None = None, seconds: float = 0.2
+    ) -> None:
         self.console = console or Console(stderr=True)
-        self._render, self._enabled = render, enabled
+        self._render, self._enabled, self._seconds = render, enabled, seconds
         self._live: Live | None = None
         self._line, self._shown, self._shown_at = "", "", -math.inf
 
@@ -45,7 +47,7 @@ class Display:
     def update(self, line: str) -> None:
         """Show the current state, or this line of it, unless something was shown just before."""
         self._line = line
-        if monotonic() - self._shown_at >= (_PLAIN_SECONDS if self._live is None else _LIVE_SECONDS):
+        if monotonic() - self._shown_at >= (_PLAIN_SECONDS if self._live is None else self._seconds):
             self._show()
 
     def message(self, text: str) -> None:

@@ -2,20 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from time import monotonic
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
+
+from lehr.report.loggers.display import Display
 
 MAIN_COEFFICIENTS = ("learning_rate", "entropy_coef", "clip_range")
 """Shown first, if the run has them."""
 
 _MOST_COEFFICIENTS = 3
-_LIVE_SECONDS = 0.1
-_PLAIN_SECONDS = 10.0
 _GAP = "  "
 _BAR_WIDTHS = (10, 40)
 _WIDE = 60
@@ -34,26 +32,16 @@ class Progress:
 
     def __init__(self, total_steps: int, enabled: bool = True, console: Console | None = None) -> None:
         self._total = total_steps
-        self._enabled = enabled
-        self._console = console or Console(stderr=True)
-        self._live: Live | None = None
+        self._display = Display(lambda: self, enabled, console, seconds=0.1)
         self._share = 0.0
         self._parts: list[str] = []
-        self._shown_at = -math.inf
-        self._shown: list[str] = []
 
     def __enter__(self) -> "Progress":
-        if self._enabled and self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._live = Live(self, console=self._console, auto_refresh=False)
-            self._live.start()
+        self._display.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()  # shows the last state
-            self._live = None
-        elif self._parts != self._shown:
-            self._show()
+    def __exit__(self, *error: object) -> None:
+        self._display.__exit__(*error)
 
     def update(self, env_steps: int, metrics: Mapping[str, float], rate: float) -> None:
         """Update the progress line.
@@ -74,21 +62,11 @@ class Progress:
         names = [name.removeprefix("coef/") for name in metrics if name.startswith("coef/")]
         names.sort(key=lambda name: name not in MAIN_COEFFICIENTS)
         self._parts += [f"{name} {_value(metrics[f'coef/{name}'])}" for name in names[:_MOST_COEFFICIENTS]]
-        if monotonic() - self._shown_at >= (_PLAIN_SECONDS if self._live is None else _LIVE_SECONDS):
-            self._show()
+        self._display.update(_GAP.join(self._parts).strip())
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._enabled:
-            self._console.print(Text(text), soft_wrap=True)
-
-    def _show(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
-        else:
-            self.message(_GAP.join(self._parts).strip())
-        self._shown_at = monotonic()
-        self._shown = self._parts
+        self._display.message(text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render one line: the percentage, a bar if there is room, and as many of the other parts as fit."""

@@ -6,7 +6,7 @@ have 42,812 rows. A row stands for all updates since the one before:
 
     episode/count, environment/...      the sum over these updates
     episode/return, episode/length      the mean over the episodes that ended in them
-    coef/..., update/..., time/...      the value at the row's own update, as are update and env_steps
+    coef/..., update/..., time/...      the value at the row's own update, as are evolution/..., update and env_steps
     all others                          the mean over these updates, without those that are not finite
 
 The last update of a run, and those with an evaluation, have a row in any case.
