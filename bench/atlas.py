@@ -37,6 +37,7 @@ class Task(NamedTuple):
 
 SMALL = {"num_envs": 8, "horizon": 64, "minibatches": 4, "epochs": 4}
 PHYSICS = {"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "normalise_observations": True}
+PHYSICS |= {"total_steps": 150_000, "env_parameters": {"backend": "spring"}, "evaluate_episodes": 8}
 TASKS = {
     "cartpole": Task("ppo", {"env": "CartPole-v1", "total_steps": 100_000, **SMALL}),
     "acrobot": Task("ppo", {"env": "Acrobot-v1", "total_steps": 200_000, "normalise_observations": True, **SMALL}),
@@ -56,13 +57,13 @@ TASKS = {
         {"env": "CartPole-Hidden-v1", "total_steps": 100_000, "num_envs": 8, "horizon": 64, "epochs": 4},
     ),
     "breakout": Task(
-        "ppo", {"env": "gymnax:Breakout-MinAtar", "total_steps": 500_000, **SMALL, "num_envs": 16, "torso": "mlp"}
+        "ppo", {"env": "gymnax:Breakout-MinAtar", "total_steps": 300_000, **SMALL, "num_envs": 16, "torso": "mlp"}
     ),
     "space-invaders": Task(
-        "ppo", {"env": "gymnax:SpaceInvaders-MinAtar", "total_steps": 500_000, **SMALL, "num_envs": 16, "torso": "mlp"}
+        "ppo", {"env": "gymnax:SpaceInvaders-MinAtar", "total_steps": 300_000, **SMALL, "num_envs": 16, "torso": "mlp"}
     ),
-    "double-pendulum": Task("ppo", {"env": "brax:inverted_double_pendulum", "total_steps": 200_000, **PHYSICS}),
-    "swing-up": Task("ppo", {"env": "playground:CartpoleSwingup", "total_steps": 200_000, **PHYSICS}),
+    "double-pendulum": Task("ppo", {"env": "brax:inverted_double_pendulum", **PHYSICS}),
+    "reacher": Task("ppo", {"env": "brax:reacher", **PHYSICS}),
 }
 
 RATES = ("3e-4", "1e-3", "3e-3")
@@ -114,7 +115,7 @@ def members(
 ) -> Iterator[Member]:
     """Every configuration with every seed."""
     for number, (choice, seed) in enumerate(itertools.product(chosen, seeds), first):
-        settings = {**task.settings, **choice.settings, "evaluate_episodes": 32}
+        settings = {"evaluate_episodes": 32, **task.settings, **choice.settings}
         yield Member(number, CHOICES.index(choice), seed, dict(choice._asdict()), settings, fresh)
 
 
