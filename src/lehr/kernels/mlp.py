@@ -228,8 +228,8 @@ def _operation(plan: Plan) -> Callable[[jax.Array, Layers, Layers], jax.Array]:
         if isinstance(gradient, SymbolicZero):
             gradient = jnp.zeros(gradient.shape, gradient.dtype)
         kernels, plain = (functools.partial(f, wants_dx=bool(wants_dx)) for f in (backward, _plain_backward))
-        dx, packed = _on_platform(plan, kernels, plain, x, hidden, heads, gradient)
-        return dx, *_unpack(plan, packed, hidden[0][0].shape[0] if hidden else plan.networks)
+        dx, layers = _on_platform(plan, kernels, plain, x, hidden, heads, gradient)
+        return dx, *_of_all(plan, layers, hidden[0][0].shape[0] if hidden else plan.networks)
 
     apply.defvjp(apply_forward, apply_backward, symbolic_zeros=True)
     return apply
@@ -239,19 +239,10 @@ def _has_value(leaf: Any) -> bool:
     return hasattr(leaf, "perturbed")
 
 
-def _unpack(plan: Plan, packed: jax.Array, held: int) -> tuple[Layers, Layers]:
-    """Return the gradients of the hidden layers of all `held` networks, and of the heads, from `[N, weights]`."""
-    layers = [
-        (
-            packed[:, at:bias_at].reshape(plan.networks, wide_in, wide_out)[:, :n_in, :n_out],
-            packed[:, bias_at : bias_at + n_out],
-        )
-        for (wide_in, wide_out, at, bias_at), (n_in, n_out) in zip(
-            plan.spans, itertools.pairwise(plan.sizes), strict=True
-        )
-    ]
-    others = (plan.first, held - plan.first - plan.networks)
+def _of_all(plan: Plan, layers: Layers, held: int) -> tuple[Layers, Layers]:
+    """Return the gradients of the hidden layers of all `held` networks, and of the heads, each in its own shape."""
     *hidden, (kernels, biases) = layers
+    others = (plan.first, held - plan.first - plan.networks)
     if any(others):  # networks that were not evaluated have no gradient
         hidden = [
             (jnp.pad(kernel, (others, (0, 0), (0, 0))), jnp.pad(bias, (others, (0, 0)))) for kernel, bias in hidden
@@ -290,16 +281,11 @@ def _widen(x: jax.Array, width: int) -> jax.Array:
 
 def _plain_backward(
     plan: Plan, x: jax.Array, hidden: Layers, heads: Layers, gradient: jax.Array, *, wants_dx: bool
-) -> tuple[jax.Array | None, jax.Array]:
-    """The gradients in plain JAX, packed as the kernel does."""
+) -> tuple[jax.Array | None, list[Layer]]:
+    """The gradients in plain JAX, in the shapes of the kernel's."""
     _, pull = jax.vjp(functools.partial(_plain, plan), x, hidden, heads)
     dx, dhidden, dheads = pull(gradient)
     used = slice(plan.first, plan.first + plan.networks)
-    layers = [(kernel[used], bias[used]) for kernel, bias in dhidden]
     kernels, biases = ([_widen(part, plan.sizes[-1]) for part in parts] for parts in zip(*dheads, strict=True))
-    layers.append((jnp.stack(kernels), jnp.stack(biases)))
-    parts = []
-    for (kernel, bias), (wide_in, wide_out, _, _) in zip(layers, plan.spans, strict=True):
-        kernel = jnp.pad(kernel, ((0, 0), (0, wide_in - kernel.shape[1]), (0, wide_out - kernel.shape[2])))
-        parts += [kernel.reshape(plan.networks, -1), _widen(bias, wide_out)]
-    return (dx if wants_dx else None), jnp.concatenate(parts, axis=1)
+    layers = [(kernel[used], bias[used]) for kernel, bias in dhidden]
+    return (dx if wants_dx else None), [*layers, (jnp.stack(kernels), jnp.stack(biases))]

@@ -13,7 +13,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,6 @@ except ImportError:  # later JAX versions may drop this backend: use plain JAX
 Layer: TypeAlias = tuple[jax.Array, jax.Array]
 """A kernel `[i, o]` and a bias `[o]`; for M networks `[M, i, o]` and `[M, o]`."""
 Layers: TypeAlias = Sequence[Layer]
-Span: TypeAlias = tuple[int, int, int, int]
 
 NARROW = 64
 """The gradient of a layer with fewer inputs than this is computed transposed, to suit the matrix units."""
@@ -55,6 +54,13 @@ ACTIVATIONS: dict[str, _Activation] = {
     "elu": (jax.nn.elu, lambda z, y: jnp.where(y > 0.0, 1.0, y + 1.0)),
 }
 """All of them have f(0) = 0: the padding stays zero from layer to layer."""
+
+
+class Place(NamedTuple):
+    """Where a gradient is stored."""
+
+    array: int
+    begin: int
 
 
 @dataclass(frozen=True)
@@ -88,19 +94,35 @@ class Plan:
         """The inputs of each layer, and the outputs of the widest head."""
         return (self.inputs, *self.hidden, max(self.widths))
 
+    @property
+    def backward_programs(self) -> int:
+        """The number of backward programs of each network."""
+        return pl.cdiv(self.rows, self.blocks_per_program * self.backward_block_rows)
+
     @functools.cached_property
-    def spans(self) -> list[Span]:
-        """Of each layer: its padded inputs and outputs, and the offsets of its kernel and bias in a packed gradient."""
-        found, begin = [], 0
+    def gradient_places(self) -> list[tuple[Place, Place]]:
+        """Of each layer: where the backward program stores the gradients of its kernel and its bias, padded.
+
+        Partial sums of several programs are one array, so that they are added by one launch; otherwise every gradient
+        is an array of its own, which nothing has to be cut out of.
+        """
+        found, array, begin = [], 0, 0
         for n_in, n_out in itertools.pairwise(map(padded, self.sizes)):
-            found.append((n_in, n_out, begin, begin + n_in * n_out))
-            begin += (n_in + 1) * n_out
+            if self.backward_programs == 1:
+                found.append((Place(array, 0), Place(array + 1, 0)))
+                array += 2
+            else:
+                found.append((Place(0, begin), Place(0, begin + n_in * n_out)))
+                begin += (n_in + 1) * n_out
         return found
 
-    @property
-    def weights(self) -> int:
-        """Length of a packed gradient, including padding."""
-        return sum((n_in + 1) * n_out for n_in, n_out in itertools.pairwise(map(padded, self.sizes)))
+    @functools.cached_property
+    def gradient_sizes(self) -> list[int]:
+        """The length of each array of gradients."""
+        pairs = list(itertools.pairwise(map(padded, self.sizes)))
+        if self.backward_programs == 1:
+            return [size for n_in, n_out in pairs for size in (n_in * n_out, n_out)]
+        return [sum((n_in + 1) * n_out for n_in, n_out in pairs)]
 
     @property
     def probe(self) -> "Plan":
@@ -157,8 +179,8 @@ def _forward_program(plan: Plan, x_ref: Any, *refs: Any) -> None:
 
 def backward(
     plan: Plan, x: jax.Array, hidden: Layers, heads: Layers, gradient: jax.Array, *, wants_dx: bool
-) -> tuple[jax.Array | None, jax.Array]:
-    """Return the gradients of the inputs, if wanted, and of the weights, packed as in `Plan.spans`.
+) -> tuple[jax.Array | None, list[Layer]]:
+    """Return the gradients of the inputs, if wanted, and of the weights.
 
     Args:
         plan: sizes and tuning.
@@ -169,18 +191,21 @@ def backward(
         wants_dx: whether the inputs need a gradient.
 
     Returns:
-        `[rows, F]` or `None`, and `[networks, weights]`.
+        `[rows, F]` or `None`, and `[networks, i, o]` and `[networks, o]` for each layer, the last one as wide as the
+        widest head.
     """
     rows = plan.blocks_per_program * plan.backward_block_rows
-    programs = pl.cdiv(plan.rows, rows)
-    out_shape = [jax.ShapeDtypeStruct((programs, plan.networks, plan.weights), x.dtype)]
-    out_specs = [pl.BlockSpec((None, None, plan.weights), lambda program, network: (program, network, 0))]
+    programs = plan.backward_programs
+    out_shape = [jax.ShapeDtypeStruct((programs, plan.networks, size), x.dtype) for size in plan.gradient_sizes]
+    out_specs = [
+        pl.BlockSpec((None, None, size), lambda program, network: (program, network, 0)) for size in plan.gradient_sizes
+    ]
     if wants_dx:
         out_shape.append(jax.ShapeDtypeStruct((plan.networks, *x.shape), x.dtype))
         out_specs.append(
             pl.BlockSpec((None, rows, padded(plan.inputs)), lambda program, network: (network, program, 0))
         )
-    partial_sums, *dx = pl.pallas_call(
+    outputs = pl.pallas_call(
         functools.partial(_backward_program, plan),
         out_shape=out_shape,
         grid=(programs, plan.networks),
@@ -194,12 +219,20 @@ def backward(
         interpret=plan.interpret,
         name="fused_mlp_backward",
     )(x, gradient, *_flat(hidden, heads))
-    return (jnp.sum(dx[0], axis=0) if wants_dx else None), jnp.sum(partial_sums, axis=0)
+    sums = [jnp.sum(partial, axis=0) for partial in outputs[: len(plan.gradient_sizes)]]
+    found = []
+    for (kernel, bias), n_in, n_out in zip(plan.gradient_places, plan.sizes, plan.sizes[1:], strict=False):
+        wide_in, wide_out = padded(n_in), padded(n_out)
+        flat = sums[kernel.array][:, kernel.begin : kernel.begin + wide_in * wide_out]
+        dkernel = flat.reshape(plan.networks, wide_in, wide_out)[:, :n_in, :n_out]
+        found.append((dkernel, sums[bias.array][:, bias.begin : bias.begin + n_out]))
+    return (jnp.sum(outputs[-1], axis=0) if wants_dx else None), found
 
 
 def _backward_program(plan: Plan, x_ref: Any, gradient_ref: Any, *refs: Any) -> None:
     count = 2 * (len(plan.hidden) + plan.networks)
-    weights, (partial_ref, *dx_refs) = refs[:count], refs[count:]
+    weights, outputs = refs[:count], refs[count:]
+    partial_refs, dx_refs = outputs[: len(plan.gradient_sizes)], outputs[len(plan.gradient_sizes) :]
     rows, blocks = plan.backward_block_rows, plan.blocks_per_program
     first = pl.program_id(0) * (blocks * rows)
     inside = plan.rows % (blocks * rows) == 0
@@ -228,11 +261,14 @@ def _backward_program(plan: Plan, x_ref: Any, gradient_ref: Any, *refs: Any) -> 
         return new[::-1]
 
     zeros = [(jnp.zeros(_gradient_shape(kernel.shape)), jnp.zeros(bias.shape)) for kernel, bias in layers]
-    for span, (dkernel, dbias) in zip(plan.spans, lax.fori_loop(0, blocks, block, zeros), strict=True):
-        n_in, n_out, kernel_at, bias_at = span
+    sums = lax.fori_loop(0, blocks, block, zeros)
+    for size, after, (kernel_at, bias_at), (dkernel, dbias) in zip(
+        plan.sizes, plan.sizes[1:], plan.gradient_places, sums, strict=False
+    ):
+        n_in, n_out = padded(size), padded(after)
         places, _ = _places(n_in, n_out, transposed=_is_transposed(n_in))
-        triton.store(partial_ref.at[kernel_at + places], dkernel)
-        triton.store(partial_ref.at[bias_at + _bias_places(n_out)[0]], dbias)
+        triton.store(partial_refs[kernel_at.array].at[kernel_at.begin + places], dkernel)
+        triton.store(partial_refs[bias_at.array].at[bias_at.begin + _bias_places(n_out)[0]], dbias)
 
 
 def _is_transposed(n_in: int) -> bool:
