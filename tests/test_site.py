@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import os
 import posixpath
 import re
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
+import numpy as np
 import pytest
 
 import lehr
@@ -20,6 +22,7 @@ from lehr import algorithms
 from lehr.algorithms.vocabulary import coefficients
 from lehr.cli import COMMANDS
 from tests.browser import CHROMIUM, Browser
+from tests.random_schedules import texts
 
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("mkdocs")
@@ -170,4 +173,61 @@ def test_search_and_dark_colours(browser, address):
     browser.wait_for("document.querySelectorAll('.md-search-result__link').length > 0")
     found = browser.evaluate("[...document.querySelectorAll('.md-search-result__link')].map((each) => each.href)")
     assert any("/schedules/" in link for link in found)
+    assert browser.errors == []
+
+
+TOTAL = 1_000_000
+STEPS = [0, 1, 12_345, 125_000, 200_000, 333_333, 500_000, 800_000, 999_999, TOTAL, 2 * TOTAL]
+ANSWERS = """texts.map((text) => {
+    try { const { at } = Lehr.schedule(text, total); return [steps.map(at), null]; }
+    catch (error) { if (error instanceof Lehr.ScheduleError) return [null, error.message]; throw error; }
+})"""
+
+
+def answer(text):
+    """The values of a schedule, or the message of its error."""
+    try:
+        return [lehr.schedule(text, TOTAL)(step) for step in STEPS], None
+    except lehr.InputError as error:
+        return None, str(error)
+
+
+def compared(message):
+    """A message without what only Python says: a suggestion for a word, and the canonical text of the schedule."""
+    message = re.sub(r"(unknown word .*?); (did you mean|known: ).*", r"\1", message)
+    return re.sub(r"^(Phase \d+) of '.*?' would", r"\1 would", message)
+
+
+@browser_needed
+def test_the_page_understands_schedules_as_python_does(browser, address):
+    given = [*texts(1_000), "", "cosine", "0.1 at 5", "1e400", "0.5 -> 0.1 repeat 20000", "1 -> 0 over 1e15"]
+    browser.open(f"{address}try-schedules/", ready=LOADED)
+    names = f"const texts = {json.dumps(given)}, total = {TOTAL}, steps = {STEPS};"
+    answers = browser.evaluate(f"(() => {{ {names} return {ANSWERS}; }})()")
+    expected = [answer(text) for text in given]
+    assert sum(values is not None for values, _ in expected) > 400
+    assert sum(values is None for values, _ in expected) > 200
+    for text, (values, message), (theirs, their_message) in zip(given, expected, answers, strict=True):
+        if values is None:
+            assert theirs is None, text
+            assert compared(their_message) == compared(message), text
+        else:
+            assert their_message is None, text
+            np.testing.assert_allclose(theirs, values, rtol=1e-12, err_msg=text)
+
+
+@browser_needed
+def test_the_page_draws_what_is_typed(browser, address):
+    browser.open(f"{address}try-schedules/", ready=LOADED)
+    assert browser.evaluate("document.querySelectorAll('#schedules-drawn path').length") == 4
+    browser.evaluate(
+        "(() => { const form = document.getElementById('schedules'); form.elements.texts.value = '2 -> 1\\n1 -> cosine';"
+        "form.elements.total.value = '200k'; form.dispatchEvent(new Event('input')); })()"
+    )
+    assert browser.evaluate("document.querySelectorAll('#schedules-drawn path').length") == 1
+    cells = browser.evaluate("[...document.querySelectorAll('#schedules-drawn tr')].map((row) => row.textContent)")
+    assert cells == ["schedule050k100k150k200k", "2 -> 121.751.51.251"]
+    assert "expected a value after '->', got 'cosine'" in browser.evaluate(
+        "document.querySelector('.problem').textContent"
+    )
     assert browser.errors == []
