@@ -1,5 +1,6 @@
 """Calls that the pages show, for mypy to check; pytest does not run this file."""
 
+from pathlib import Path
 from typing import assert_type
 
 import numpy as np
@@ -18,3 +19,4 @@ def results(result: lehr.Result) -> None:
     assert_type(result.policy, Policy)
     result.policy(np.zeros(4, np.float32), np.random.default_rng(0))
     assert_type(lehr.evaluate(result.policy, "CartPole-v1", episodes=10), EpisodeResults)
+    assert_type(lehr.export(result.policy, to="onnx", out="policy.onnx"), Path)
