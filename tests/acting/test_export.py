@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -590,6 +591,26 @@ def test_export_refuses_what_it_cannot_write(copied, tmp_path):
     assert mistake("export", tmp_path / "none").startswith(f"There is no run '{tmp_path / 'none'}'")
     shutil.rmtree(copied / "checkpoints")
     assert mistake("export", copied).startswith(f"There is no checkpoint in '{copied / 'checkpoints'}'")
+
+
+def test_the_page_on_deployment(copied, tmp_path, monkeypatch):
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("onnxruntime")
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    copied.rename(tmp_path / "runs" / "first")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "runs" / "first")
+    names, languages = {}, []
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        languages.append(language)
+        if language == "python":
+            exec(compile(block, "deploy.md", "exec"), names)
+        else:
+            assert [main(line.split()[1:]) for line in block.splitlines()] == [0, 0, 0]
+    assert languages == ["python", "sh", "python", "python", "python"]
+    assert names["exported"](names["obs"]) == names["action"] == names["actions"][0] == names["policy"](names["obs"])
+    sys.modules.pop("policy")
 
 
 # lehr list, doctor, check-env --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 
 from lehr import kernels
