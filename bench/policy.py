@@ -4,8 +4,8 @@
     python bench/policy.py --batch 256
 
 All are called on the CPU with NumPy arrays and give NumPy arrays. Each number is the median of the fastest of several
-rounds, which alternate. Untrained policies: the weights do not change the time. Without Stable-Baselines3 or ONNX Runtime
-(`pip install stable-baselines3 onnxruntime`), their columns are left out. PyTorch and ONNX Runtime use one thread.
+rounds, which alternate. The policies are untrained, which does not change the time. Without Stable-Baselines3 or ONNX
+Runtime (`pip install stable-baselines3 onnxruntime`), their rows are left out. PyTorch and ONNX Runtime use one thread.
 """
 
 import argparse
