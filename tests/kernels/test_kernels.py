@@ -84,6 +84,13 @@ def test_the_older_name_of_the_switch_still_works(monkeypatch, able):
 # --- the choice
 
 
+def test_a_program_for_elsewhere_is_plain(able):
+    with kernels.plain():
+        assert not chosen()
+        assert not kernels.is_chosen("written_out", X)
+    assert chosen()
+
+
 def test_a_backend_that_cannot_is_left_alone(monkeypatch):
     assert not chosen()  # the tests run on a CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
