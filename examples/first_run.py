@@ -18,6 +18,6 @@ env = gymnasium.make("CartPole-v1")
 observation, _ = env.reset(seed=0)
 total, ended = 0.0, False
 while not ended:
-    observation, reward, terminated, truncated, _ = env.step(int(result.policy(observation)))
+    observation, reward, terminated, truncated, _ = env.step(result.policy(observation))
     total, ended = total + float(reward), terminated or truncated
 print(f"Return of an episode in Gymnasium: {total:.0f}")
