@@ -62,12 +62,12 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Wave:
-    """Members that are trained together."""
+    """Members that are trained together, or that take turns in the places of one population."""
 
     number: int
     members: tuple[Member, ...]
     size: int
-    """How many members its population has; those beyond `members` only fill it up."""
+    """How many places its population has; those beyond `members` only fill it up."""
 
 
 class SweepDirectory:
@@ -139,7 +139,7 @@ class SweepDirectory:
             ]
             total = sum(len(wave.members) for wave in waves)
             for wave in waves:
-                if type(wave.size) is not int or not 1 <= len(wave.members) <= wave.size <= total:
+                if type(wave.size) is not int or not wave.members or not 1 <= wave.size <= total:
                     raise ValueError(f"wave {wave.number} has {len(wave.members)} members, but its size is {wave.size}")
             return waves
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
