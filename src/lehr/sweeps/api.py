@@ -52,7 +52,8 @@ class SweepResult:
     def results(self) -> Results:
         """The results as arrays."""
         swept = [name for name in self.definition.parameters if not self.definition.is_static(name)]
-        notes = {"total steps": f"{self.definition.space.total_steps:,} env steps for each member"}
+        stays = " that is not stopped" if self.definition.halving is not None else ""
+        notes = {"total steps": f"{self.definition.space.total_steps:,} env steps for each member{stays}"}
         name = algorithms.name_of(self.definition.algorithm)
         env = str(self.definition.settings.get("env", "CartPole-v1"))
         shared = {key: value for key, value in self.definition.settings.items() if key != "env"}

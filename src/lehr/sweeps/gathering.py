@@ -83,7 +83,7 @@ def gather(
     halved = None
     if tables and all(RUNG_SCORE in table for table in tables.values()):
         ages = of_each({number: _ages(table) for number, table in tables.items()})
-        halved = Halved(ages, last(RUNG_SCORE), (numbers >= 0) & np.isnan(last(SCORE)) & ~frozen)
+        halved = Halved(ages, last(RUNG_SCORE), (numbers >= 0) & np.isnan(last(SCORE)))
     again: dict[int, list[float]] = {}
     for member, score in zip(fresh := [m for m in members if m.fresh], scores(directory, fresh), strict=True):
         again.setdefault(row_of[member.configuration], []).append(score)

@@ -99,7 +99,7 @@ class SuccessiveHalving:
         """The first members are in their places, and nobody has a score."""
         size, count = members.updates.shape[0], candidates.keys.shape[0]
         return HalvingState(
-            candidates=candidates,
+            candidates=jax.tree.map(jnp.copy, candidates),  # the members' buffers are donated, too
             begun=jnp.int32(size),
             member=jnp.arange(size, dtype=jnp.int32),
             total=jnp.zeros(size),
@@ -148,12 +148,13 @@ class SuccessiveHalving:
         """Note the scores of members at a rung, and stop those that do not go on."""
         memory: HalvingState = state.evolution
         member, count = memory.member, memory.candidates.keys.shape[0]
-        here = (state.members.updates == jnp.array(self.rungs, jnp.uint32)[:, None]) & (member >= 0)  # [K, P]
+        age = jnp.where(member >= 0, state.members.updates, 0)
+        here = age[None] == jnp.array(self.rungs, age.dtype)[:, None]  # [K, P]
         diverged = state.members.rejected > self.most_rejected
         mean = memory.total / jnp.maximum(memory.episodes, 1.0)
         score = jnp.where((memory.episodes > 0) & ~jnp.isnan(mean) & ~diverged, mean, -jnp.inf)
         rungs = jnp.arange(len(self.rungs))[:, None]
-        scores = memory.scores.at[rungs, jnp.where(here, member, count)].set(score, mode="drop")
+        scores = memory.scores.at[rungs, jnp.where(here, member[None], count)].set(score[None], mode="drop")
         stays = jnp.all(~here | goes_on(scores, self.factor)[:, member], axis=0) & ~diverged
         stopped = memory._replace(scores=scores, member=jnp.where(stays, member, -1))
         return state._replace(evolution=stopped), jnp.where(jnp.any(here, axis=0), score, jnp.nan)

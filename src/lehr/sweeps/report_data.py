@@ -141,10 +141,11 @@ def _log_floor(values: np.ndarray) -> float | None:
 
 
 def _importance(results: Results, ranking: Ranking) -> dict[str, Any] | None:
-    scores = ranking.selected.value
-    if not results.parameters or len(scores) < FEWEST_CONFIGURATIONS or not np.isfinite(scores).all():
+    known = np.flatnonzero(np.isfinite(ranking.selected.value))
+    if not results.parameters or len(known) < FEWEST_CONFIGURATIONS:
         return None
-    found = permutation_importance(results.parameters, scores)
+    parameters = {name: [values[c] for c in known] for name, values in results.parameters.items()}
+    found = permutation_importance(parameters, ranking.selected.value[known])
     return {
         "names": found.names,
         "drops": plain(found.drops),

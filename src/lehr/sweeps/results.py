@@ -14,7 +14,7 @@ class Halved(NamedTuple):
     rung_scores: np.ndarray
     """The score at its last rung; NaN if it reached none."""
     stopped: np.ndarray
-    """bool: it was not among the best there."""
+    """bool: it was not trained to its end, because it was not among the best there, or because it diverged."""
 
 
 @dataclass(frozen=True)

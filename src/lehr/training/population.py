@@ -160,7 +160,7 @@ def make_population(
             )
     program = replace(plan.program, most_rejected=plan.run.max_rejected)
     keys = jnp.stack([jax.random.key(_seed(settings)) for settings in members])
-    candidates = Candidates(_stacked([one.coefficients for one in found]), keys)
+    candidates = Candidates(jax.tree.map(jnp.asarray, _stacked([one.coefficients for one in found])), keys)
     first = jax.tree.map(lambda leaf: leaf[:places], candidates)
     state = _initial(program, plan.settings, plan.network, *first, plan.loaded.data)
     evolution = None if make_evolution is None else make_evolution(plan)
