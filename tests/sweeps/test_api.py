@@ -259,16 +259,18 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("evolves", [False, True])
-def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(evolves, tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes", ["nothing", "evolution", "halving"])
+def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(changes, tmp_path, monkeypatch):
     definition = {**DEFINITION, "settings": {**SMALL, "total_steps": 32 * 600}}
-    if evolves:
+    if changes == "halving":
+        definition |= {"halving": {"places": 3, "first": 32 * 70, "factor": 2}, "confirm": False}
+    if changes == "evolution":
         definition |= {
             "evolution": {"interval": "10%"},
             "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
             "confirm": {"top": 1, "seeds": 2},
         }
-    rng = np.random.default_rng(evolves)
+    rng = np.random.default_rng(len(changes))
 
     def ended(path, seconds):
         order = {"definition": definition, "out": str(path), "seconds": seconds}

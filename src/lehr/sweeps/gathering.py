@@ -81,7 +81,7 @@ def gather(
 
     frozen = last("update/frozen") > 0
     halved = None
-    if tables and all(RUNG_SCORE in table for table in tables.values()):
+    if tables and all(wave.takes_turns for wave in waves if wave.number in tables):
         ages = of_each({number: _ages(table) for number, table in tables.items()})
         halved = Halved(ages, last(RUNG_SCORE), (numbers >= 0) & np.isnan(last(SCORE)))
     again: dict[int, list[float]] = {}

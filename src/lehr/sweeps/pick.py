@@ -141,12 +141,12 @@ def _state(
     definition: Definition, plan: Plan, wave: Wave, index: int, source: RunDirectory
 ) -> tuple[TrainState, dict[str, Any]]:
     """The final state of a member, and the metadata of the checkpoint of its population."""
-    changes = None if wave.members[0].fresh else make_changes(definition)
-    if definition.halving is not None and changes is not None:
+    if wave.takes_turns:
         one, _, _ = checkpoint.newest(source.path / ENDED / str(index), plan.state.saved)
         return one.completed(plan.state), checkpoint.latest_meta(source.checkpoints)
     members = configured(definition.algorithm, [one.settings for one in wave.members])
     members += [members[-1]] * (wave.size - len(members))
+    changes = None if wave.members[0].fresh else make_changes(definition)
     evolution = None if changes is None else changes(plan)
     shapes = population_shapes(plan, [one.coefficients for one in members], evolution)
     saved, meta, _ = checkpoint.newest(source.checkpoints, shapes.saved)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -211,7 +212,7 @@ class Waves:
         """Plan at least `least` waves of one group, of the same size, so that they share a compiled program."""
         if self.trainer.takes_turns(members[0]):
             size = min(len(members), self.size or len(members), self.trainer.places or len(members))
-            self.waves.append(Wave(len(self.waves), tuple(members), size))
+            self.waves.append(Wave(len(self.waves), tuple(members), size, takes_turns=True))
             return
         count = max(-(-len(members) // (self.size or len(members))), min(least, len(members)))
         size = -(-len(members) // count)
@@ -241,9 +242,9 @@ class Waves:
         for other in list(self.waves):
             alike = other.size >= wave.size and self.trainer.group(other.members[0]) == group
             if alike and not self._has_begun(other) and not self.directory.is_finished(other):
-                kept = len(other.members) if self.trainer.takes_turns(other.members[0]) else self.size
+                kept = len(other.members) if other.takes_turns else self.size
                 first, rest = other.members[:kept], other.members[kept:]
-                self.waves[other.number] = Wave(other.number, first, self.size)
+                self.waves[other.number] = replace(other, members=first, size=self.size)
                 for begin in range(0, len(rest), self.size):
                     self.waves.append(Wave(len(self.waves), rest[begin : begin + self.size], self.size))
         self.directory.write_waves(self.waves)

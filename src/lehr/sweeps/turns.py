@@ -1,11 +1,9 @@
 """The metrics of members that took turns in the places of a population, each on its own clock."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 
-from lehr.errors import InputError
 from lehr.sweeps.directory import SweepDirectory, Wave
 from lehr.sweeps.halving import RUNG_SCORE
 from lehr.training import columns
@@ -22,23 +20,11 @@ def read_wave(directory: SweepDirectory, wave: Wave, names: Iterable[str] | None
     `evolution/score` are then read as well.
     """
     path = directory.wave_path(wave.number) / "metrics"
-    known = columns.names(path)
-    wanted = known if names is None else list(names)
-    if MEMBER not in known:
-        return _checked(path, columns.read(path, wanted), wave)
+    wanted = columns.names(path) if names is None else list(names)
+    if not wave.takes_turns:
+        return columns.read(path, wanted)
     table = columns.read(path, dict.fromkeys([*wanted, *CLOCK, MEMBER, RUNG_SCORE]))
     return by_member(table, len(wave.members))
-
-
-def _checked(path: Path, table: dict[str, np.ndarray], wave: Wave) -> dict[str, np.ndarray]:
-    """Refuse a table with fewer columns than members."""
-    for name, column in table.items():
-        if column.ndim == 2 and column.shape[1] < len(wave.members):
-            raise InputError(
-                f"'{path}' has the metric {name} of {column.shape[1]} members, but the wave has {len(wave.members)}; "
-                "restore it from a copy."
-            )
-    return table
 
 
 def by_member(table: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
