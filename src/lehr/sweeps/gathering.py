@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
-from lehr.sweeps.halving import RUNG_SCORE
 from lehr.sweeps.results import Halved, Results
 from lehr.sweeps.turns import last_known, read_wave
+from lehr.training.population_record import RUNG_SCORE
 
 SCORE = "evaluate/return"
 _MOST_ROWS = 500

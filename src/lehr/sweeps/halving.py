@@ -20,14 +20,11 @@ from lehr.sweeps.evolution import in_rows
 from lehr.training.course import Course
 from lehr.training.plan import Plan
 from lehr.training.population import initial_member
-from lehr.training.population_record import MEMBER
+from lehr.training.population_record import MEMBER, RUNG_SCORE
 from lehr.training.program import Program
 from lehr.training.runners.device import measured_inside
 from lehr.training.runners.population import Candidates, PopulationState
 from lehr.types import Key, Metrics, PyTree, TrainState
-
-RUNG_SCORE = "evolution/score"
-"""The metric with the score of a member that reaches a rung; NaN between rungs."""
 
 
 class HalvingState(NamedTuple):
@@ -121,11 +118,12 @@ class SuccessiveHalving:
 
     def __call__(self, state: PopulationState, metrics: Metrics) -> tuple[PopulationState, Metrics]:
         """Stop members that are not among the best, if it is time; tell who trained in each place, and the scores."""
-        memory = self._watched(state, metrics)
-        state = state._replace(evolution=memory)
+        memory, age = self._watched(state, metrics), state.members.updates
+        diverged = state.members.rejected > self.most_rejected
+        unjudged = jnp.full(state.size, jnp.nan)
         is_time = state.updates % self.interval == 0
-        after, score = jax.lax.cond(is_time, self._judged, lambda state: (state, jnp.full(state.size, jnp.nan)), state)
-        return after, {MEMBER: memory.member.astype(jnp.float32), RUNG_SCORE: score}
+        after, score = jax.lax.cond(is_time, self._judged, lambda same, *_: (same, unjudged), memory, age, diverged)
+        return state._replace(evolution=after), {MEMBER: memory.member.astype(jnp.float32), RUNG_SCORE: score}
 
     def _is_free(self, state: PopulationState) -> jax.Array:
         """The places that are idle, or whose member has just come to its end."""
@@ -144,20 +142,23 @@ class SuccessiveHalving:
             episodes=jnp.where(begins, 0.0, memory.episodes) + count,
         )
 
-    def _judged(self, state: PopulationState) -> tuple[PopulationState, jax.Array]:
-        """Note the scores of members at a rung, and stop those that do not go on."""
-        memory: HalvingState = state.evolution
+    def _judged(self, memory: HalvingState, age: jax.Array, diverged: jax.Array) -> tuple[HalvingState, jax.Array]:
+        """Note the scores of members at a rung, and stop those that do not go on.
+
+        Args:
+            memory: what is known of the members.
+            age: `[P]`: updates of the member in each place.
+            diverged: bool `[P]`: it had too many non-finite updates.
+        """
         member, count = memory.member, memory.candidates.keys.shape[0]
-        age = jnp.where(member >= 0, state.members.updates, 0)
-        here = age[None] == jnp.array(self.rungs, age.dtype)[:, None]  # [K, P]
-        diverged = state.members.rejected > self.most_rejected
+        here = jnp.where(member >= 0, age, 0)[None] == jnp.array(self.rungs, age.dtype)[:, None]  # [K, P]
         mean = memory.total / jnp.maximum(memory.episodes, 1.0)
         score = jnp.where((memory.episodes > 0) & ~jnp.isnan(mean) & ~diverged, mean, -jnp.inf)
         rungs = jnp.arange(len(self.rungs))[:, None]
         scores = memory.scores.at[rungs, jnp.where(here, member[None], count)].set(score[None], mode="drop")
         stays = jnp.all(~here | goes_on(scores, self.factor)[:, member], axis=0) & ~diverged
         stopped = memory._replace(scores=scores, member=jnp.where(stays, member, -1))
-        return state._replace(evolution=stopped), jnp.where(jnp.any(here, axis=0), score, jnp.nan)
+        return stopped, jnp.where(jnp.any(here, axis=0), score, jnp.nan)
 
     def _filled(self, state: PopulationState) -> PopulationState:
         """Begin the next members in free places."""

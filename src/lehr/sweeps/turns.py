@@ -5,9 +5,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from lehr.sweeps.directory import SweepDirectory, Wave
-from lehr.sweeps.halving import RUNG_SCORE
 from lehr.training import columns
-from lehr.training.population_record import MEMBER
+from lehr.training.population_record import MEMBER, RUNG_SCORE
 
 CLOCK = ("update", "env_steps")
 """The columns that all members share, `[rows]`."""

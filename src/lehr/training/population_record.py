@@ -21,6 +21,8 @@ ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
 MEMBER = "evolution/member"
 """The metric that says which member is in each place, for populations whose places change members."""
+RUNG_SCORE = "evolution/score"
+"""The metric with the score of a member where it is compared with others; NaN elsewhere."""
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
@@ -64,6 +66,8 @@ class PopulationRecord:
         columns.cut(self.directory, self.written)
         self.waiting: list[dict[str, np.ndarray]] = []
         """Rows that are not on disk yet."""
+        self.warned = False
+        """Whether members that were compared without an episode were reported."""
         self.trained = 0 if meta is None else meta["trained"]
         """Updates of all members together."""
         frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
@@ -114,6 +118,7 @@ class PopulationRecord:
         self.waiting.append(found)
         members = self._members(found)
         self._report_frozen(found, members[-1])
+        self._report_unseen(found)
         steps, training = self.plan.program.steps_per_update, members >= 0
         self.trained += int(training.sum(axis=1) @ np.diff(ends, prepend=chunk.begin))
         before = self.latest.get("returns", np.full(len(self.labels), np.nan))
@@ -143,6 +148,16 @@ class PopulationRecord:
                 f"Member {self.labels[members[index]]} is frozen by update {found['update'][-1]}: more than "
                 f"max_rejected={self.plan.run.max_rejected} of its updates were non-finite; its coefficients were "
                 f"{applied}. The others go on."
+            )
+
+    def _report_unseen(self, found: dict[str, np.ndarray]) -> None:
+        """Warn once if members are compared before an episode of theirs has ended."""
+        unseen = np.isneginf(found.get(RUNG_SCORE, np.zeros(1))) & ~(found["update/frozen"] > 0)
+        if unseen.any() and not self.warned:
+            self.warned = True
+            self.warn(
+                f"{int(unseen.sum())} members had no episode that ended in the second half of their way to a rung, by "
+                f"update {found['update'][-1]}, and count as the worst there; give a larger halving.first."
             )
 
     def save(self, done: int) -> dict[str, Any]:
