@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lehr import config
 from lehr.envs import AnyEnvironment, HostEnvironment
@@ -159,7 +160,7 @@ def make_population(
                 "differ in coefficients and seeds, and everything else makes another population."
             )
     program = replace(plan.program, most_rejected=plan.run.max_rejected)
-    keys = jnp.stack([jax.random.key(_seed(settings)) for settings in members])
+    keys = _keys([_seed(settings) for settings in members])
     candidates = Candidates(jax.tree.map(jnp.asarray, _stacked([one.coefficients for one in found])), keys)
     first = jax.tree.map(lambda leaf: leaf[:places], candidates)
     state = _initial(program, plan.settings, plan.network, *first, plan.loaded.data)
@@ -191,6 +192,13 @@ def _difference(one: Configured, other: Configured) -> str:
         if differs:
             return sorted(name for name, _ in differs)[0]
     return "nothing"
+
+
+def _keys(seeds: Sequence[int]) -> Key:
+    """The key of each seed; those that fit into 32 bits, as nearly all do, are made at once."""
+    if all(0 <= seed < 2**31 for seed in seeds):
+        return jax.vmap(jax.random.key)(np.asarray(seeds, np.int32))
+    return jnp.stack([jax.random.key(seed) for seed in seeds])
 
 
 def _stacked(coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
