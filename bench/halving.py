@@ -1,6 +1,6 @@
 """Successive halving against training every configuration to its end: the same sweep on CartPole, both ways.
 
-    python bench/halving.py [--samples 27] [--places 9] [--seeds 0 1 2] [--steps 30000] [--fresh 5]
+    python bench/halving.py [--samples 27] [--places 9] [--first 10%] [--seeds 0 1 2 3 4] [--steps 30000] [--fresh 5]
 
 For each sampler seed: the best score of the full sweep, and the score in the full sweep of the configuration that
 halving chose (its runs are the same, up to rounding); the same two configurations trained again with fresh seeds; the
@@ -37,10 +37,9 @@ def definition(samples: int, seed: int, steps: int) -> dict[str, Any]:
     }
 
 
-def compare(given: dict[str, Any], places: int, fresh: int, folder: Path) -> dict[str, Any]:
+def compare(given: dict[str, Any], halving: dict[str, Any], fresh: int, folder: Path) -> dict[str, Any]:
     """Run a sweep in full and with halving, and train the winners of both again."""
     full = lehr.sweep(given, out=folder / "full", progress=False)
-    halving = {"places": places, "first": "4%", "factor": 3}
     halved = lehr.sweep(given | {"halving": halving}, out=folder / "halved", progress=False)
     chosen = {"full": full.ranking.winner, "halving": halved.ranking.winner}
     scores = full.results.scores[:, 0]
@@ -72,17 +71,21 @@ def again(given: dict[str, Any], texts: dict[str, str], seeds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.replace("%", "%%"), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--samples", type=int, default=27)
     parser.add_argument("--places", type=int, default=9)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--first", default="10%")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--fresh", type=int, default=5)
     arguments = parser.parse_args()
+    halving = {"places": arguments.places, "first": arguments.first, "factor": 3}
     for seed in arguments.seeds:
         given = definition(arguments.samples, seed, arguments.steps)
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(compare(given, arguments.places, arguments.fresh, Path(folder))), flush=True)
+            print(json.dumps(compare(given, halving, arguments.fresh, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":
