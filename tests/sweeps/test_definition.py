@@ -80,7 +80,7 @@ def test_examples_of_the_page(tmp_path):
     assert len(configurations(read(tmp_path, first))) == 32
     assert read(tmp_path, first + confirm).confirm == read(tmp_path, first).confirm == (5, 5)
     assert read(tmp_path, evolution).evolution == EvolutionSettings()
-    assert read(tmp_path, first + halving).halving == HalvingSettings(places=16, first="1k", factor=3)
+    assert read(tmp_path, first + halving).halving == HalvingSettings(places=16)
     assert read(tmp_path, first + "halving: {}").halving == HalvingSettings()
     assert read(tmp_path, first + halving).confirm == (0, 0)
     assert len(configurations(read(tmp_path, example))) == 200

@@ -147,7 +147,7 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
         "waves": "as many as memory needs" if wave_size is None else f"of at most {wave_size} members",
     }
     if isinstance(need.evolution, SuccessiveHalving):
-        facts |= _outlook(need.evolution, total)
+        facts |= {"waves": f"one for each program, with at most {at_once} places"} | _outlook(need.evolution, total)
     print_facts(out, facts)
 
 

@@ -78,7 +78,7 @@ class HalvingSettings(NamedTuple):
 
     places: int | None = None
     """Members that train at once; `None` for as many as fit into memory."""
-    first: float | str = "5%"
+    first: float | str = "10%"
     """The first rung: a share of the budget, or env steps."""
     factor: int = 3
     """One of so many members goes on at a rung, to the next one at so many times the env steps."""
