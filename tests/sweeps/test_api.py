@@ -259,21 +259,26 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("evolves", "least", "most", "seconds"),
+    ("changes", "least", "most", "seconds"),
     [
-        *(pytest.param(evolves, 2, 6, 120, marks=pytest.mark.slow) for evolves in (False, True)),
-        *(pytest.param(evolves, 20, 20, 1800, marks=pytest.mark.long) for evolves in (False, True)),
+        *(pytest.param(changes, 2, 6, 120, marks=pytest.mark.slow) for changes in ("nothing", "evolution")),
+        *(
+            pytest.param(changes, 20, 20, 1800, marks=pytest.mark.long)
+            for changes in ("nothing", "evolution", "halving")
+        ),
     ],
 )
-def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(evolves, least, most, seconds, tmp_path):
+def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(changes, least, most, seconds, tmp_path):
     definition = {**DEFINITION, "settings": {**SMALL, "total_steps": 32 * 100 * most}}
-    if evolves:
+    if changes == "halving":
+        definition |= {"halving": {"places": 3, "first": 32 * 70, "factor": 2}, "confirm": False}
+    if changes == "evolution":
         definition |= {
             "evolution": {"interval": "10%"},
             "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
             "confirm": {"top": 1, "seeds": 2},
         }
-    rng = np.random.default_rng(evolves)
+    rng = np.random.default_rng(len(changes))
 
     def ended(path, after):
         order = {"definition": definition, "out": str(path), "seconds": after}
