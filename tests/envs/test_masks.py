@@ -11,7 +11,8 @@ import pytest
 
 import lehr
 from lehr.envs import Environment, check_env, make
-from lehr.spaces import Box, Dict, Discrete, without_action
+from lehr.masks import without_action
+from lehr.spaces import Box, Dict, Discrete
 from lehr.training.loop import RunFailed
 from lehr.types import Timestep
 from tests.small import SMALL
