@@ -139,9 +139,12 @@ class ActorCritic(nnx.Module):
 
     def __init__(self, observation_space: Space, action_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> None:
         self.observation_space = observation_space
-        is_masked = config.action_mask and masks.has_mask(observation_space, action_space)
-        self.masked_space = action_space if is_masked else None
-        self.trunk = _trunk(observation_space, config, _unmasked(observation_space) if is_masked else None, rngs)
+        self.masked_space: Discrete | MultiDiscrete | None = None
+        keys = None
+        if config.action_mask and masks.has_mask(observation_space, action_space):
+            assert isinstance(action_space, Discrete | MultiDiscrete)
+            self.masked_space, keys = action_space, _unmasked(observation_space)
+        self.trunk = _trunk(observation_space, config, keys, rngs)
         actor_features, critic_features = self.trunk.out_features
         self.policy_head = _policy_head(actor_features, action_space, config, rngs)
         self.value_head = linear(critic_features, 1, gain=1.0, rngs=rngs)

@@ -78,7 +78,7 @@ class NormalHead(nnx.Module):
         """Features `[..., F]` to a distribution with batch axes `[...]`."""
         return self.distribution(self.layer(features))
 
-    def distribution(self, outputs: jax.Array, possible: None = None) -> Distribution:
+    def distribution(self, outputs: jax.Array, possible: jax.Array | None = None) -> Distribution:
         """Return the distribution for the outputs of the layer; continuous actions have no mask."""
         if self.state_dependent_std:
             mean, change = jnp.split(outputs, 2, -1)
