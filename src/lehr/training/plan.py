@@ -26,6 +26,7 @@ from lehr.envs import (
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
+from lehr.masks import has_mask
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
@@ -193,6 +194,8 @@ def make_plan(
     run, algorithm_config, network, reward_config = config.build(classes, settings)
     made = make(run.env if env is None else env, **run.env_parameters)
     name = algorithms.name_of(algorithm)
+    if run.action_repeat > 1 and getattr(network, "action_mask", False):
+        _check_repeats(run, made)
     if run.actors != "none":
         _check_actors(run, name, algorithm_config, made)
     if run.overlap and not algorithm_config.allows_overlap:
@@ -242,6 +245,15 @@ def _stacked(env: Environment, count: int) -> Environment:
     if isinstance(space, Box) and len(space.shape) in (2, 3):
         return StackChannels(env, count)
     return FlattenObservation(FrameStack(env, count))
+
+
+def _check_repeats(run: RunConfig, env: AnyEnvironment) -> None:
+    """Refuse to repeat actions that can be forbidden."""
+    if has_mask(env.observation_space, env.action_space):
+        raise InputError(
+            f"action_repeat is {run.action_repeat}, but {run.env} has an action mask, which may forbid an action when "
+            "it is repeated; drop action_repeat, or set action_mask=False."
+        )
 
 
 def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 from lehr.envs.base import Environment
 from lehr.envs.host.answers import WrongAnswer, described, fits, wanted
 from lehr.errors import InputError
-from lehr.spaces import Space, without_action
+from lehr.masks import without_action
+from lehr.spaces import Space
 from lehr.types import PyTree
 
 Answer = TypeVar("Answer")

@@ -133,7 +133,9 @@ class Gym(HostEnvironment):
 
     @property
     def _one(self) -> Any:
-        return _single(self.id, self.parameters, self.action_repeat, self.frame_stack)
+        found = _single(self.id, self.parameters, self.action_repeat, self.frame_stack)
+        # The info of vectorised versions is not read, so they have no masks.
+        return found.env if self.vectorization == "vector" and hasattr(found, "mask_shape") else found
 
     def with_wrappers(self, action_repeat: int, frame_stack: int) -> "Gym":
         """Return the environment with repeated actions, and observations stacked along their last axis."""
@@ -165,7 +167,8 @@ class Gym(HostEnvironment):
         """Create the environments, in this process or in processes of their own."""
         from lehr.envs.host import group
 
-        settings = self.id, parameters, self.action_repeat, self.frame_stack, os.getpid(), self.autoreset
+        mask_shape = getattr(self._one, "mask_shape", None)
+        settings = self.id, parameters, self.action_repeat, self.frame_stack, os.getpid(), self.autoreset, mask_shape
         if self.vectorization == "sync":
             return group.Local([_one_of_many(*settings) for _ in range(num_envs)])
         functions = [functools.partial(_one_of_many, *settings)] * num_envs
@@ -402,10 +405,12 @@ def _gymnasium() -> Any:
 def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: int, frame_stack: int) -> Any:
     """Create a single environment, to inspect its spaces."""
     gymnasium = _gymnasium()
-    from lehr.envs.host import worker
+    from lehr.envs.host import info_masks, worker
 
     try:
-        return worker.make_env(name, dict(parameters), action_repeat, frame_stack, os.getpid())
+        made = worker.make_env(name, dict(parameters), action_repeat, frame_stack, os.getpid())
+        mask_shape = info_masks.shape_in_reset(made)
+        return made if mask_shape is None else info_masks.MaskFromInfo(made, mask_shape)
     except gymnasium.error.NameNotFound:
         raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names())}") from None
     except gymnasium.error.Error as error:
@@ -417,12 +422,19 @@ def _single(name: str, parameters: tuple[tuple[str, Any], ...], action_repeat: i
 
 
 def _one_of_many(
-    name: str, parameters: dict[str, Any], action_repeat: int, frame_stack: int, trainer: int, autoreset: str
+    name: str,
+    parameters: dict[str, Any],
+    action_repeat: int,
+    frame_stack: int,
+    trainer: int,
+    autoreset: str,
+    mask_shape: tuple[int, ...] | None,
 ) -> Any:
     """Create one environment of a batch, in this process or in another."""
-    from lehr.envs.host import worker
+    from lehr.envs.host import info_masks, worker
 
-    return worker.Single(worker.make_env(name, parameters, action_repeat, frame_stack, trainer), autoreset)
+    made = worker.make_env(name, parameters, action_repeat, frame_stack, trainer)
+    return worker.Single(made if mask_shape is None else info_masks.MaskFromInfo(made, mask_shape), autoreset)
 
 
 def _copied(obs: PyTree) -> PyTree:
