@@ -1,13 +1,9 @@
 """The plan of a run: its settings, its program and its initial state."""
 
 import multiprocessing
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
-
-import jax
 
 from lehr import algorithms, config, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
@@ -28,6 +24,7 @@ from lehr.envs.host.base import check_size
 from lehr.errors import InputError, closest
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.host import complete
 from lehr.types import Loaded, TrainState
@@ -274,12 +271,3 @@ def _is_our_own(env: Environment) -> bool:
     while isinstance(env, Wrapper):
         env = env.env
     return type(env).__module__.startswith("lehr.")
-
-
-def use_compilation_cache() -> None:
-    """Cache compiled programs on disk, unless JAX's own cache is set; `LEHR_CACHE=off` turns this off."""
-    place = os.environ.get("LEHR_CACHE") or str(Path.home() / ".cache" / "lehr" / "compiled")
-    if place == "off" or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
-        return
-    jax.config.update("jax_compilation_cache_dir", place)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
