@@ -23,7 +23,7 @@ from lehr.report.loggers.jsonl import read
 from lehr.training import settings_file
 from lehr.training.directory import RunDirectory, default_path
 from lehr.training.loop import Loop, ProgressFunction, restore
-from lehr.training.plan import Plan, make_plan, settings_classes
+from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.types import TrainState
 
 
@@ -83,6 +83,8 @@ def train(
         settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
             one namespace; every coefficient accepts any schedule.
     """
+    settings = config.merge([RunConfig], {}, settings)
+    env = settings.pop("env", None) if env is None else env
     instance = None if isinstance(env, str) else env
     if env is not None:
         settings["env"] = env if isinstance(env, str) else type(env).__name__
@@ -129,6 +131,8 @@ def resume(
         settings: settings to change; `total_steps` extends the run, and shares of the budget then refer to the new
             budget.
     """
+    settings = config.merge([RunConfig], {}, settings)
+    env = settings.pop("env", None) if env is None else env
     directory = RunDirectory.open(run)
     with _writable(directory.path):
         directory.lock()
@@ -189,7 +193,7 @@ def _settings(
         given: settings to change on purpose, which may differ in the run's `config.yaml`.
     """
     found = settings_file.read(directory)
-    saved = dict(found.values)
+    saved = config.merge([RunConfig], {}, found.values)
     algorithm = _algorithm(directory, str(saved.pop("algorithm")), named, trust)
     found.check(_changed(algorithm, {}, dict(given)) if found.differences and given else ())
     return algorithm, saved
@@ -221,7 +225,7 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | 
     """
     if trust:
         return
-    settings = {config.underscored(name): value for name, value in found.items()}  # as `build` reads them
+    settings = config.merge([RunConfig], {}, found)  # as `build` reads them
     env, parameters = str(settings.pop("env", "")), settings.pop("env_parameters", None)
     if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
         plugins.refuse_untrusted("env", env, module, where)

@@ -3,11 +3,11 @@
 import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from lehr import algorithms, config, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
-from lehr.config import Plugin
+from lehr.config import Names, Plugin
 from lehr.envs import (
     ActionRepeat,
     AnyEnvironment,
@@ -25,6 +25,7 @@ from lehr.errors import InputError, closest
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
 from lehr.training.compilation_cache import use_compilation_cache
+from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.host import complete
 from lehr.types import Loaded, TrainState
@@ -36,19 +37,27 @@ ACTORS = ("none", "threads", "processes", "ray")
 class RunConfig:
     """Settings of a run that do not depend on the algorithm."""
 
-    env: str = "CartPole-v1"
+    OTHERS: ClassVar[dict[str, str]] = OTHERS
+
+    env: Annotated[str, Names(("env_id", "env_name"))] = "CartPole-v1"
     """Name of the environment."""
-    env_parameters: dict[str, Any] = field(default_factory=dict)
+    env_parameters: Annotated[dict[str, Any], Names(("env_kwargs", "env_config"))] = field(default_factory=dict)
     """Parameters of the environment, by the names its class or suite uses."""
     reward_model: Plugin = "environment"
     """Reward model, which adds to the environment's reward or replaces it."""
-    total_steps: int = 500_000
+    total_steps: Annotated[
+        int,
+        Names(
+            ("total_timesteps", "num_timesteps", "total_env_steps"),
+            conversions=UPDATES,
+        ),
+    ] = 500_000
     """Budget in env steps."""
     seed: int = 0
     """Random seed."""
     action_repeat: int = 1
     """Env steps that each action is repeated for; all of them count toward the budget."""
-    frame_stack: int = 1
+    frame_stack: Annotated[int, Names(("n_stack", "framestack", "num_stack"))] = 1
     """Number of recent observations stacked into one."""
     overlap: bool = False
     """Step host environments while the device learns; the acting policy is then one update behind."""
@@ -61,9 +70,9 @@ class RunConfig:
     """Maximum number of rollouts that wait for the learner; actors wait while the queue is full."""
     step_timeout: float | None = None
     """Stop the run if a step or a reset of its host environments takes longer than this many seconds; none waits."""
-    evaluate_every: int | None = None
+    evaluate_every: Annotated[int, Names(others=EVALUATIONS)] | None = None
     """Env steps between evaluations; none evaluates only at the end, or at every checkpoint if target_return is set."""
-    evaluate_episodes: int = 100
+    evaluate_episodes: Annotated[int, Names(("n_eval_episodes", "num_eval_episodes", "num_eval_envs"))] = 100
     """Episodes per evaluation; 0 turns evaluation off."""
     target_return: float | None = None
     """Stop the run when the mean return of an evaluation reaches this value."""
@@ -79,11 +88,11 @@ class RunConfig:
     """Env steps between rows of the logs; none logs each of the first 10,000 updates, then ever fewer."""
     tensorboard: bool = True
     """Log to TensorBoard."""
-    wandb: bool = False
+    wandb: Annotated[bool, Names(("track", "use_wandb"))] = False
     """Log to Weights & Biases."""
     loggers: tuple[Plugin, ...] = ()
     """Your own loggers: classes or 'module:Name'."""
-    progress: bool = True
+    progress: Annotated[bool, Names(("progress_bar",))] = True
     """Show progress."""
 
     def __post_init__(self) -> None:
