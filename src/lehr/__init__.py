@@ -11,14 +11,13 @@ from lehr.errors import InputError
 
 if TYPE_CHECKING:
     from lehr import envs
-    from lehr.acting.evaluation import evaluate
     from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.schedules.schedule import Schedule
     from lehr.schedules.spec import schedule
     from lehr.sweeps.api import SweepResult, load_sweep, resume_sweep, sweep
     from lehr.sweeps.pick import pick
-    from lehr.training.api import Result, load, resume, train
+    from lehr.training.api import Result, evaluate, load, resume, train
 
 __version__ = "0.1.0.dev0"
 
@@ -26,7 +25,7 @@ _LATER = {
     "Result": "lehr.training.api",
     "Schedule": "lehr.schedules.schedule",
     "SweepResult": "lehr.sweeps.api",
-    "evaluate": "lehr.acting.evaluation",
+    "evaluate": "lehr.training.api",
     "load": "lehr.training.api",
     "load_sweep": "lehr.sweeps.api",
     "pick": "lehr.sweeps.pick",

@@ -68,6 +68,7 @@ NAMES = [
     {"env": "os:system", "env_parameters": {"command": "touch marker"}},
     {"env": "evil_task:task"},
     {"env": "evil_task:anything"},
+    {"env": "evil_task:Registered-v0"},
     {"env": "gym:evil_task:task-v0"},
     {"env": "pettingzoo:evil_task"},
     {"env": "gym:GymV26Environment-v0", "env_parameters": {"env_id": "evil_task:task-v0"}},

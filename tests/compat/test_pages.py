@@ -17,7 +17,7 @@ import pytest
 import lehr
 from lehr import algorithms, config
 from lehr.algorithms.vocabulary import coefficient, coefficients
-from lehr.envs.registry import adapter
+from lehr.envs.adapters import adapter
 from lehr.networks import NetworkConfig
 from lehr.training.plan import RunConfig
 

@@ -14,6 +14,7 @@ import numpy as np
 from lehr import algorithms, config
 from lehr.acting.actors.links import ray_cluster
 from lehr.envs import AnyEnvironment
+from lehr.envs.naming import adopt
 from lehr.errors import InputError, quoted
 from lehr.sweeps.cluster import RayDevices
 from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition, check_trust
@@ -102,11 +103,10 @@ def sweep(
     read = _read(definition, trust)
     check_size(wave_size)
     if env is not None:
-        named = env if isinstance(env, str) else type(env).__name__
-        read = replace(read, settings={**read.settings, "env": named})
+        read = replace(read, settings={**read.settings, "env": env if isinstance(env, str) else adopt(env, {}).name})
     made = None if isinstance(env, str) else env
     sampler = checked_sampler(read, made)
-    name = f"{algorithms.name_of(read.algorithm)}-{read.settings.get('env', 'CartPole-v1')}"
+    name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
     path = Path(out) if out is not None else unused_path(name, ROOT)
     with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())

@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from lehr import algorithms, config, rewards
@@ -17,10 +17,10 @@ from lehr.envs import (
     HostEnvironment,
     StackChannels,
     Wrapper,
-    make,
 )
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
+from lehr.envs.naming import Adopted, adopt
 from lehr.errors import InputError, closest
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
@@ -133,6 +133,16 @@ class Plan:
     """The initial state: a `TrainState`, or in a population that of all members."""
     loaded: Loaded
     """The data of the reward model."""
+    notes: tuple[str, ...] = ()
+    """What the user should know when the run starts."""
+
+    @property
+    def evaluation_env(self) -> AnyEnvironment:
+        """The environment to evaluate in: the same, unless the user created the only ones, which are trained in."""
+        if not isinstance(self.env, HostEnvironment):
+            return self.env
+        found = self.env.for_evaluation() or self.env
+        return found if self.run.step_timeout is None else found.with_step_timeout(self.run.step_timeout)
 
     @property
     def mapping(self) -> dict[str, Any]:
@@ -183,21 +193,27 @@ def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) 
     return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
-def make_plan(
-    algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None, loads: bool = True
-) -> Plan:
+def make_plan(algorithm: Any, settings: Mapping[str, Any], env: Any = None, loads: bool = True) -> Plan:
     """Parse the settings and assemble the run.
 
     Args:
         algorithm: its name, `module:Name`, or its class.
         settings: by name, as the user gave them.
-        env: the environment, if it is not given by name.
+        env: the environment, or a class or function that creates it, if it is not given by name.
         loads: whether to load the data of the reward model, which training needs.
     """
     use_compilation_cache()
     classes = settings_classes(algorithm, settings)
     run, algorithm_config, network, reward_config = config.build(classes, settings)
-    made = make(run.env if env is None else env, **run.env_parameters)
+    adopted = adopt(run.env if env is None else env, run.env_parameters)
+    made = adopted.env
+    run = replace(run, env=adopted.name, env_parameters=adopted.parameters)
+    notes: tuple[str, ...] = ()
+    if loads:
+        run, notes = _with_evaluations(run, adopted, config.merge(classes, {}, settings))
+    if loads and isinstance(made, HostEnvironment) and made.fixed_size is not None:
+        sized = {"num_envs": made.fixed_size, **config.merge(classes, {}, settings)}
+        _, algorithm_config, network, reward_config = config.build(classes, sized)
     name = algorithms.name_of(algorithm)
     if run.actors != "none":
         _check_actors(run, name, algorithm_config, made)
@@ -207,7 +223,8 @@ def make_plan(
             "were its own; drop overlap, or train impala, which corrects for that."
         )
     if isinstance(made, HostEnvironment):
-        check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
+        if loads:
+            check_size(made, algorithm_config.num_envs)
         if run.action_repeat > 1 or run.frame_stack > 1:
             made = made.with_wrappers(run.action_repeat, run.frame_stack)
         if run.step_timeout is not None:
@@ -239,7 +256,38 @@ def make_plan(
     )
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
-    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded)
+    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded, notes)
+
+
+def _with_evaluations(run: RunConfig, adopted: Adopted, given: Mapping[str, Any]) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings, without evaluations if there is nothing to evaluate in, and notes about the environment.
+
+    Args:
+        run: the settings.
+        adopted: the environment.
+        given: the settings that the user gave, by name.
+    """
+    env, notes = adopted.env, []
+    if not adopted.is_found_elsewhere:
+        notes.append(
+            f"The files of this run cannot say how to create {run.env.strip('<>')}, so resume, load and evaluate will "
+            "need env=, and the command line --env module:Class; to avoid that, pass a class from a module, or a "
+            "function from a module whose annotation says that it returns an environment."
+        )
+    if isinstance(env, HostEnvironment) and run.evaluate_episodes and env.for_evaluation() is None:
+        for name in ("evaluate_episodes", "evaluate_every", "target_return"):
+            if given.get(name) is not None:
+                raise InputError(
+                    f"{name} is {given[name]}, but the environments of {env.name} are existing objects and are used "
+                    f"for training, so there are none for evaluation; remove {name}, or give a class or function "
+                    "that creates the environment."
+                )
+        run = replace(run, evaluate_episodes=0)
+        notes.append(
+            f"This run is not evaluated, since it trains in all environments that there are of {env.name}; evaluate "
+            "its policy later with lehr.evaluate(result.policy, env)."
+        )
+    return run, tuple(notes)
 
 
 def _stacked(env: Environment, count: int) -> Environment:
