@@ -95,8 +95,10 @@ def test_what_cannot_be_saved_is_said_to_be(env, name):
 
 
 def test_a_vector_of_functions_is_resumed_with_the_same():
-    found = adopt(gymnasium.vector.SyncVectorEnv([Walk, Walk]), {})
-    assert (found.name, found.is_found_elsewhere) == ("<SyncVectorEnv>", False)
+    vector = gymnasium.vector.SyncVectorEnv([Walk, Walk])
+    found = adopt(vector, {})
+    assert found[1:] == ("<SyncVectorEnv>", {"autoreset": "next_step"}, False)
+    assert adopt(vector, found.parameters)[1:] == found[1:]
 
 
 # Runs --------------------------------------------------------------------------------------------------------------

@@ -347,6 +347,7 @@ def test_environments_that_exist_once_need_no_settings_of_their_own(train):
         make_plan("ppo", settings | {"target_return": 5}, vector)
     result = train(vector, total_steps=32, num_envs=2)
     assert lehr.evaluate(result, episodes=3, env=vector).returns.shape == (3,)
+    assert lehr.evaluate(result.run_dir, env="gym:CartPole-v1", episodes=2).returns.shape == (2,)
 
 
 # Learning ------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,8 @@ def _others(made: AnyEnvironment, parameters: Mapping[str, Any]) -> dict[str, An
 def _named(made: AnyEnvironment, reference: Reference | None, described: str, parameters: dict[str, Any]) -> Adopted:
     if reference is None:
         plain = {name: value for name, value in parameters.items() if plugins.is_plain(value)}
-        return Adopted(made, described, plain, False)
+        options = made.saved_options if isinstance(made, HostEnvironment) else {}
+        return Adopted(made, described, {**plain, **options}, False)
     if isinstance(made, HostEnvironment):
         return Adopted(made, *reference, made.is_found_elsewhere)
     return Adopted(made, *reference, registry.is_found_elsewhere(reference[0]))

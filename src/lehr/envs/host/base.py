@@ -120,6 +120,11 @@ class HostEnvironment(ABC):
         """Whether another process can create it from its reference."""
         return self.reference is not None
 
+    @property
+    def saved_options(self) -> dict[str, Any]:
+        """Parameters that an environment in its place needs, so that the state of its run fits."""
+        return {}
+
     def for_evaluation(self) -> "HostEnvironment | None":
         """Return the environment to evaluate in; `None` if the only ones are those that are trained in."""
         return self if self.fixed_size is None else None

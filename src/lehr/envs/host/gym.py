@@ -139,12 +139,14 @@ def adapt(env: Any, **parameters: Any) -> HostEnvironment:
 
     gymnasium = _gymnasium()
     if isinstance(env, gymnasium.vector.VectorEnv):
-        if parameters:
+        given = GivenVector(env)
+        others = [name for name, value in parameters.items() if given.saved_options.get(name) != value]
+        if others:
             raise InputError(
-                f"Got an existing vector environment together with the parameters {', '.join(parameters)}: set them "
-                "when creating it."
+                f"Got an existing vector environment together with the parameters {', '.join(others)}: set them when "
+                "creating it."
             )
-        return GivenVector(env)
+        return given
     source = gym_sources.source_of(env)
     found = gym_sources.parameters_of(env.spec)
     if found is not None:
@@ -336,11 +338,7 @@ class GivenVector(HostEnvironment):
             return None
         if mode == "vector_entry_point":
             return f"gym:{_id(spec)}", {**found, "vectorization": "vector"}
-        return f"gym:{_id(spec)}", {
-            **found,
-            "vectorization": mode,
-            "autoreset": "next_step" if self.masks else "same_step",
-        }
+        return f"gym:{_id(spec)}", {**found, "vectorization": mode, **self.saved_options}
 
     @property
     def is_found_elsewhere(self) -> bool:
@@ -348,6 +346,11 @@ class GivenVector(HostEnvironment):
         from lehr.envs.host import gym_sources
 
         return self.reference is not None and gym_sources.importable_id(self.env.spec) is not None
+
+    @property
+    def saved_options(self) -> dict[str, Any]:
+        """How it resets: environments that reset in the same way have no state in a checkpoint either."""
+        return {"autoreset": "next_step" if self.masks else "same_step"}
 
     def for_evaluation(self) -> HostEnvironment | None:
         """Return environments like these that can be created anew; `None` if that is not known."""
