@@ -106,6 +106,18 @@ def test_a_member_that_diverges_is_frozen_and_changes_no_bit_of_another(together
     assert "learning_rate=1e+38" in caplog.messages[0]
 
 
+@pytest.mark.slow
+def test_one_of_64_members_that_diverges_changes_no_bit_of_the_others(tmp_path):
+    short = {**BASE, "total_steps": 32 * 8, "evaluate_episodes": 1, "max_rejected": 2}
+    sound = [{**short, "seed": seed, "learning_rate": f"{10 ** (-4 + seed / 32):.4g} -> 0"} for seed in range(64)]
+    broken = [{**member, "learning_rate": 1e38} if member["seed"] == 17 else member for member in sound]
+    found, expected = (trained(members, tmp_path / name) for name, members in (("a", broken), ("b", sound)))
+    assert np.flatnonzero(table(tmp_path / "a", "update/frozen")["update/frozen"][-1]).tolist() == [17]
+    others = np.arange(64) != 17
+    for one, other in zip(*(arrays(state.members) for state in (found, expected)), strict=True):
+        assert one[others].tobytes() == other[others].tobytes()
+
+
 def test_a_population_that_is_stopped_and_resumed_ends_with_the_same_bits(together, tmp_path, monkeypatch):
     path, whole = together
     monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 5)

@@ -1,5 +1,6 @@
 """Turn any accepted form of a coefficient into a schedule or a controller."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,8 +40,22 @@ def schedule(spec: Spec, total_steps: float | None = None) -> AnySchedule | Cont
     >>> schedule([[0, 1.0], [1_000_000, 0.5]])(500_000)
     0.75
     """
-    made = _unbound(spec)
-    return made if total_steps is None else made.bind(total_steps)
+    kind: Any = type(spec)
+    is_plain = kind in (int, float) or (kind is str and not is_controller_text(spec))
+    if is_plain and type(total_steps) in (int, float, type(None)):
+        return _known(kind, spec if kind is str else repr(spec), total_steps)
+    return _made(spec, total_steps)
+
+
+def _made(spec: Spec, total_steps: float | None) -> AnySchedule | Controller:
+    unbound = _unbound(spec)
+    return unbound if total_steps is None else unbound.bind(total_steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known(kind: type, text: str, total_steps: float | None) -> AnySchedule | Controller:
+    """A schedule from a text or a number. The members of a sweep share most of theirs, and none can be changed."""
+    return _made(kind(text), total_steps)
 
 
 def _unbound(spec: Spec) -> AnySchedule | Controller:

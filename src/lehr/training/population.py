@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lehr import config
 from lehr.envs import AnyEnvironment, HostEnvironment
@@ -184,8 +185,14 @@ def initial_members(
     plan: Plan, program: Program, coefficients: Sequence[Mapping[str, Any]], seeds: Sequence[int]
 ) -> TrainState:
     """Return the states of all members before their first update, with a leading member axis."""
-    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    return _initial(program, plan.settings, plan.network, _stacked(coefficients), keys, plan.loaded.data)
+    return _initial(program, plan.settings, plan.network, _stacked(coefficients), _keys(seeds), plan.loaded.data)
+
+
+def _keys(seeds: Sequence[int]) -> Key:
+    """The key of each seed; those that fit into 32 bits, as nearly all do, are made at once."""
+    if all(0 <= seed < 2**31 for seed in seeds):
+        return jax.vmap(jax.random.key)(np.asarray(seeds, np.int32))
+    return jnp.stack([jax.random.key(seed) for seed in seeds])
 
 
 def _stacked(coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
