@@ -83,7 +83,7 @@ class Hidden(gymnasium.Wrapper):
         (TimeLimit(CartPole(), 7), "<TimeLimit>"),
         (partial(Faulty, fault=object()), "<Faulty>"),
     ],
-    ids=str,
+    ids=["object", "wrapper", "lambda", "function", "object of Lehr", "parameter"],
 )
 def test_what_cannot_be_saved_is_said_to_be(env, name):
     found = adopt(env, {})
