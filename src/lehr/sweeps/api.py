@@ -103,7 +103,7 @@ def sweep(
     read = _read(definition, trust)
     check_size(wave_size)
     if env is not None:
-        read = replace(read, settings={**read.settings, "env": env if isinstance(env, str) else adopt(env, {}).name})
+        read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
     sampler = checked_sampler(read, made)
     name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
@@ -151,6 +151,15 @@ def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
     definition = Definition.read(directory.definition, trust)
     _check_members(directory, trust)
     return SweepResult(directory.path, definition, directory.is_complete)
+
+
+def _with_environment(settings: Mapping[str, Any], env: Any) -> dict[str, Any]:
+    """The settings with an environment that was passed, by a name and parameters that make an equal one if possible."""
+    if isinstance(env, str):
+        return {**settings, "env": env}
+    adopted = adopt(env, settings.get("env_parameters", {}))
+    parameters = {"env_parameters": adopted.parameters} if adopted.parameters else {}
+    return {**settings, "env": adopted.name, **parameters}
 
 
 def checked_sampler(definition: Definition, env: AnyEnvironment | None = None) -> Sampler:
