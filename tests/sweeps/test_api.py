@@ -213,14 +213,21 @@ TINY = {**DEFINITION, "samples": 2, "seeds": 1, "confirm": False}
 
 def test_an_environment_object_is_named_in_the_definition(tmp_path):
     """Otherwise a resumed sweep would train on the default environment."""
-    env = lehr.envs.make("Acrobot-v1")
+    env = lehr.envs.TimeLimit(lehr.envs.make("Acrobot-v1").env, 50)
     definition = {**TINY, "settings": {name: value for name, value in SMALL.items() if name != "env"}}
     found = lehr.sweep(definition, out=tmp_path / "s", env=env, progress=False)
-    assert found.results.env == type(env).__name__
+    assert found.results.env == "<TimeLimit>"
     assert found.results.scores.max() < 0  # each step of Acrobot costs 1, each of CartPole earns 1
     (SweepDirectory(tmp_path / "s").wave_path(0) / "status.json").unlink()
-    with pytest.raises(InputError, match=f"There is no environment named '{type(env).__name__}'"):
+    with pytest.raises(InputError, match="The environment was <TimeLimit>, which cannot be created from the files"):
         lehr.resume_sweep(tmp_path / "s", progress=False)
+
+
+def test_an_environment_object_with_a_name_is_saved_with_its_parameters():
+    env = lehr.envs.make("CartPole-v1", gravity=2.0)
+    wanted = {"horizon": 8, "env": "CartPole-v1", "env_parameters": {"gravity": 2.0}}
+    assert api._with_environment({"horizon": 8, "env": "Acrobot-v1"}, env) == wanted
+    assert api._with_environment(wanted, env) == wanted
 
 
 def test_if_all_members_diverge_nothing_is_the_best(tmp_path):

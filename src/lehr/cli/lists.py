@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lehr import algorithms, config, envs
 from lehr.algorithms import vocabulary
 from lehr.cli import output
-from lehr.envs.registry import adapter
+from lehr.envs.adapters import adapter
 from lehr.errors import InputError, closest, quoted, shortened
 from lehr.report.loggers.progress import short_number
 from lehr.spaces import Dict, Discrete, MultiDiscrete, Space

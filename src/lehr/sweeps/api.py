@@ -14,6 +14,7 @@ import numpy as np
 from lehr import algorithms, config
 from lehr.acting.actors.links import ray_cluster
 from lehr.envs import AnyEnvironment
+from lehr.envs.naming import adopt
 from lehr.errors import InputError, quoted
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.cluster import RayDevices
@@ -103,11 +104,10 @@ def sweep(
     read = _read(definition, trust)
     check_size(wave_size)
     if env is not None:
-        named = env if isinstance(env, str) else type(env).__name__
-        read = replace(read, settings={**read.settings, "env": named})
+        read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
     sampler = checked_sampler(read, made)
-    name = f"{algorithms.name_of(read.algorithm)}-{read.settings.get('env', 'CartPole-v1')}"
+    name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
     path = Path(out) if out is not None else unused_path(name, ROOT)
     with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())
@@ -152,6 +152,15 @@ def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
     definition = Definition.read(directory.definition, trust)
     _check_members(directory, trust)
     return SweepResult(directory.path, definition, directory.is_complete)
+
+
+def _with_environment(settings: Mapping[str, Any], env: Any) -> dict[str, Any]:
+    """The settings with an environment that was passed, by a name and parameters that make an equal one if possible."""
+    if isinstance(env, str):
+        return {**settings, "env": env}
+    adopted = adopt(env, settings.get("env_parameters", {}))
+    parameters = {"env_parameters": adopted.parameters} if adopted.parameters else {}
+    return {**settings, "env": adopted.name, **parameters}
 
 
 def checked_sampler(definition: Definition, env: AnyEnvironment | None = None) -> Sampler:

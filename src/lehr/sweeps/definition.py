@@ -275,8 +275,8 @@ def check_trust(mapping: Mapping[str, Any], where: str, trust: bool) -> None:
     )
     api.check_trust({"algorithm": given.get("algorithm")}, where, trust)
     api.check_trust(settings, where, trust)
-    for name, value in parameters.items():
-        for choice in _leaves(value) if config.underscored(name) != "env_parameters" else [value]:
+    for name, value in config.merge([RunConfig], {}, parameters).items():
+        for choice in _leaves(value) if name != "env_parameters" else [value]:
             api.check_trust({name: choice}, where, trust)
 
 
