@@ -84,6 +84,8 @@ class RunConfig:
     """Log to TensorBoard."""
     wandb: bool = False
     """Log to Weights & Biases."""
+    wandb_project: str = "lehr"
+    """Project of Weights & Biases."""
     loggers: tuple[Plugin, ...] = ()
     """Your own loggers: classes or 'module:Name'."""
     progress: bool = True

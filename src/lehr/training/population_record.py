@@ -93,6 +93,7 @@ class PopulationRecord:
             "env_steps": int(ends[-1]) * steps,
             "time/steps_per_second": steps / max(chunk.pace, 1e-9),
             "returns": _last_known(found["episode/return"][:, :shown], self.latest.get("returns")),
+            "rewards": found["rollout/reward"][-1, :shown],
         }
 
     def _report_frozen(self, found: dict[str, np.ndarray]) -> None:
