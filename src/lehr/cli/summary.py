@@ -7,6 +7,7 @@ import signal
 import numpy as np
 
 from lehr.cli import output
+from lehr.report import film
 from lehr.report.loggers.progress import duration, short_number
 from lehr.training.api import Result
 from lehr.training.directory import RunDirectory
@@ -57,4 +58,4 @@ def _next(result: Result, final: dict[str, float]) -> list[str]:
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
     unfinished = final["env_steps"] < total
     resume = f"lehr resume {name}" if unfinished else f"lehr resume {name} --total-steps {2 * total}"
-    return [resume, f"lehr play {name} --gif play.gif"]
+    return [resume, *([f"lehr play {name}"] if film.can_show(result.env) else [])]

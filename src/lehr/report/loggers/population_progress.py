@@ -96,7 +96,7 @@ class PopulationProgress:
 
 
 def progress_line(members: int, env_steps: int, total_steps: int, rate: float, returns: np.ndarray) -> str:
-    """How far members are, how fast, and the spread of their returns, NaN if a member has none; the rest as in `pace`."""
+    """How far members are, how fast, and the spread of their returns; the arguments of `pace`, and `returns` `[P]`."""
     return f"{pace(members, env_steps, total_steps, rate)}  {spread('returns', returns)}"
 
 

@@ -31,7 +31,7 @@ _BAR_WIDTHS = (10, 40)
 
 
 class Progress:
-    """Show percent, env steps, steps per second, time left, return, and the coefficients that change, as far as they fit.
+    """Show percent, env steps, steps per second, time left, return, and coefficients that change, as far as they fit.
 
     Where no episode has ended yet, the mean reward per step stands in the place of the return.
 
