@@ -12,6 +12,7 @@ from lehr.errors import InputError
 if TYPE_CHECKING:
     from lehr import envs
     from lehr.acting.evaluation import evaluate
+    from lehr.acting.export import export
     from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.schedules.schedule import Schedule
@@ -27,6 +28,7 @@ _LATER = {
     "Schedule": "lehr.schedules.schedule",
     "SweepResult": "lehr.sweeps.api",
     "evaluate": "lehr.acting.evaluation",
+    "export": "lehr.acting.export",
     "load": "lehr.training.api",
     "load_sweep": "lehr.sweeps.api",
     "pick": "lehr.sweeps.pick",
@@ -48,6 +50,7 @@ __all__ = [
     "__version__",
     "envs",
     "evaluate",
+    "export",
     "load",
     "load_sweep",
     "pick",

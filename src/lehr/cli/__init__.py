@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "plot": Command("plot the learning curves of one or more runs", "lehr.cli.plot"),
     "play": Command("record an episode of a run's policy as a GIF, a video or a page", "lehr.cli.play"),
     "record": Command("record episodes of a run's policy as demonstrations", "lehr.cli.record"),
+    "export": Command("write a run's policy to a file for NumPy, StableHLO or ONNX", "lehr.cli.export"),
     "schedule": Command("preview schedules: phases, values and curves", "lehr.cli.schedule"),
     "list": Command("list algorithms, environments, coefficients, presets or runs", "lehr.cli.lists"),
     "check-env": Command("check that an environment implements Lehr's interface", "lehr.cli.check_env"),

@@ -39,6 +39,9 @@ class Ranking:
     worst: float
     """What a failed run counts as: the lowest finite score in the sweep; NaN if there is none."""
 
+    def __repr__(self) -> str:
+        return f"Ranking({len(self.order)} configurations, winner={self.winner})"
+
     @property
     def winner(self) -> int:
         """The best configuration."""

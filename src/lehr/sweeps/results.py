@@ -40,3 +40,7 @@ class Results:
     """The settings that all configurations share, as `lehr train` takes them: `{"total_steps": "500k"}`."""
     notes: dict[str, str] = field(default_factory=dict)
     """Other facts to show, such as the time that it took, by name."""
+
+    def __repr__(self) -> str:
+        configurations, seeds = self.members.shape
+        return f"Results({self.title!r}, {configurations} configurations of {seeds} seeds, {len(self.env_steps)} rows)"

@@ -41,6 +41,18 @@ class Result:
     env: AnyEnvironment = field(repr=False)
     """The environment with its time limit, not batched."""
 
+    def __repr__(self) -> str:
+        """Say what was trained, for how long, with which return, and where it is."""
+        final = self.final
+        measured = [name for name in ("evaluate/return", "episode/return") if np.isfinite(final.get(name, np.nan))]
+        lines = [
+            f"Result of {self.algorithm} on {self.config['env']}",
+            f"  env steps  {final.get('env_steps', 0):,.0f} of {self.config['total_steps']:,}",
+            *(f"  return     {final[name]:.6g} ({name})" for name in measured[:1]),
+            f"  run_dir    {self.run_dir}",
+        ]
+        return "\n".join(lines)
+
     @property
     def params(self) -> Any:
         """The parameters: a plain dict of arrays."""
