@@ -129,7 +129,7 @@ def save_frames(frames: Sequence[np.ndarray], path: Path, fps: float = FPS) -> N
             pass  # its message is the error below
         _, error = running.communicate()
     if running.returncode:
-        raise InputError(f"The MP4 file '{path}' could not be written ({error.decode().strip() or "no reason given"}).")
+        raise InputError(f"The MP4 file '{path}' could not be written ({error.decode().strip() or 'no reason given'}).")
 
 
 def _innermost(env: Environment) -> Environment:
