@@ -75,9 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
     options = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}
     if arguments.seeds is not None:
-        found = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
-        summarise_seeds(found)
-        return 0 if found.is_finished else 130
+        trained = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
+        summarise_seeds(trained)
+        return 0 if trained.is_finished else 130
     result = lehr.train(arguments.algorithm, **options, **settings)
     print_summary(result)
     return exit_code(result)

@@ -102,7 +102,7 @@ def band_figure(
     made = Figure(figsize=(7, 3.6), layout="constrained")
     axes = made.subplots()
     has_any = np.isfinite(returns).any(axis=0)
-    rows = np.unique(np.linspace(0, len(env_steps) - 1, _MOST_POINTS).astype(int)) if len(env_steps) else []
+    rows = np.unique(np.linspace(0, len(env_steps) - 1, _MOST_POINTS).astype(int))
     lines = []
     for column in returns.T[has_any]:
         known = np.isfinite(column)
