@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lehr.schedules.spec import schedule
     from lehr.sweeps.api import SweepResult, load_sweep, resume_sweep, sweep
     from lehr.sweeps.pick import pick
-    from lehr.training.api import Result, evaluate, load, resume, train
+    from lehr.sweeps.seeds import train
+    from lehr.training.api import Result, evaluate, load, resume
 
 __version__ = "0.1.0.dev0"
 
@@ -38,7 +39,7 @@ _LATER = {
     "resume_sweep": "lehr.sweeps.api",
     "schedule": "lehr.schedules.spec",
     "sweep": "lehr.sweeps.api",
-    "train": "lehr.training.api",
+    "train": "lehr.sweeps.seeds",
 }
 
 __all__ = [

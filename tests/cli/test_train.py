@@ -104,7 +104,7 @@ def test_train_says_what_it_does_and_what_came_of_it(trained):
     assert "finished after 4.10k of 4.10k env steps\n" in out
     assert re.search(r"^time +\d+:\d\d, [\d.]+k? steps/s$", out, re.M)
     assert f"lehr resume {path} --total-steps 8192\n" in out
-    assert f"lehr play {path} --gif play.gif\n" in out
+    assert f"lehr play {path}\n" in out
     for name in ("curve.png", "metrics.jsonl"):
         assert f" {path / name}\n" in out
         assert (path / name).stat().st_size > 0
@@ -407,7 +407,7 @@ def test_a_run_that_was_stopped_before_its_first_update_has_a_summary(copied):
         "outcome      stopped after 0 of 4.10k env steps (signal SIGINT); the state is saved",
         f"files        {copied / 'metrics.jsonl'}",
         f"next         lehr resume {copied}",
-        f"             lehr play {copied} --gif play.gif",
+        f"             lehr play {copied}",
     ]
 
 

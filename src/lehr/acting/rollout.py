@@ -10,6 +10,7 @@ from lehr.acting.agent import Agent, act, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.masks import without_action
+from lehr.maths.losses import weighted_mean
 from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
@@ -249,6 +250,11 @@ def broken(env: AutoReset | HostEnvironment, rollout: Rollout) -> Metrics:
         stuck = stuck if isinstance(rollout.valid, tuple) else stuck & rollout.valid
         found["environment/broken_masks"] = jnp.sum(stuck, dtype=jnp.float32)
     return found
+
+
+def mean_reward(rollout: Rollout) -> jax.Array:
+    """Return the environment's mean reward per step, over the steps that count."""
+    return weighted_mean(rollout.reward, None if isinstance(rollout.valid, tuple) else rollout.valid)
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:

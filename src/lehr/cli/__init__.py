@@ -32,7 +32,7 @@ COMMANDS: dict[str, Command] = {
     "sweep": Command("train many configurations at once, and report which is best", "lehr.cli.sweep"),
     "pick": Command("take members out of a sweep as ordinary runs", "lehr.cli.pick"),
     "plot": Command("plot the learning curves of one or more runs", "lehr.cli.plot"),
-    "play": Command("record an episode of a run's policy as a GIF", "lehr.cli.play"),
+    "play": Command("record an episode of a run's policy as a GIF, a video or a page", "lehr.cli.play"),
     "record": Command("record episodes of a run's policy as demonstrations", "lehr.cli.record"),
     "export": Command("write a run's policy to a file for NumPy, StableHLO or ONNX", "lehr.cli.export"),
     "schedule": Command("preview schedules: phases, values and curves", "lehr.cli.schedule"),

@@ -4,8 +4,11 @@ import argparse
 
 import lehr
 from lehr.cli import add_trust, find_own_code
+from lehr.envs import AnyEnvironment, make
 from lehr.errors import InputError
-from lehr.training.api import Result
+from lehr.training import settings_file
+from lehr.training.api import Result, check_trust
+from lehr.training.directory import RunDirectory
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +23,17 @@ def load_run(arguments: argparse.Namespace) -> Result:
     if arguments.trust or arguments.env:
         find_own_code()
     return lehr.load(arguments.run_name, arguments.env, trust=arguments.trust)
+
+
+def load_environment(arguments: argparse.Namespace) -> tuple[AnyEnvironment, str]:
+    """The environment that `load_run` would load, with its name, and nothing else of the run."""
+    if arguments.trust or arguments.env:
+        find_own_code()
+    directory = RunDirectory.open(arguments.run_name)
+    saved = settings_file.read(directory).values
+    check_trust(saved, f"The run '{directory.path}'", arguments.trust, arguments.env)
+    name = arguments.env or str(saved["env"])
+    return make(name, **(saved["env_parameters"] if name == saved["env"] else {})), name
 
 
 def add_episodes(parser: argparse.ArgumentParser, default: int) -> None:

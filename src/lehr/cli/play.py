@@ -1,8 +1,9 @@
-"""`lehr play`: record one episode as a GIF."""
+"""`lehr play`: record one episode as a GIF, a video or a page."""
 
 import argparse
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -12,18 +13,24 @@ import numpy as np
 from lehr.acting.agent import observed
 from lehr.acting.policy import Policy
 from lehr.cli import output
-from lehr.cli.loading import add_run, load_run
+from lehr.cli.loading import add_run, load_environment, load_run
 from lehr.envs import Environment, HostEnvironment
 from lehr.envs.host.base import ask, own
 from lehr.errors import InputError
-from lehr.report import render
+from lehr.report import film, render
 from lehr.types import Key, PyTree
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Add the run, which episode to record, and where to save it."""
     add_run(parser)
-    parser.add_argument("--gif", metavar="FILE", help="output file (default: play.gif in the run directory)")
+    parser.add_argument(
+        "--out",
+        "--gif",
+        metavar="FILE",
+        help="output file: .gif, .mp4, or .html for Brax and Playground (default: play.gif in the run directory, or "
+        "play.html where pictures cannot be drawn)",
+    )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="INTEGER", help="random seed of the episode (default: 0)"
     )
@@ -61,21 +68,33 @@ def run(arguments: argparse.Namespace) -> None:
         given = getattr(arguments, name)
         if given is not None and given < 1:
             raise InputError(f"--{name.replace('_', '-')} is {given}; it must be 1 or more.")
+    wanted = None if arguments.out is None else Path(arguments.out)
+    if wanted is not None:
+        film.check_file(wanted)
+    if not arguments.imagine:
+        check_drawable(arguments, None if wanted is None else wanted.suffix)
     result = load_run(arguments)
-    path = arguments.gif or result.run_dir / "play.gif"
     options = result.policy, arguments.seed, arguments.max_steps
     if isinstance(result.env, HostEnvironment):
+        path = wanted or result.run_dir / "play.gif"
         played = host_episode(result.env, *options)
-        frames = played.states
     else:
+        path = wanted or result.run_dir / f"play{(*film.formats(result.env), '.gif')[0]}"
         played = episode(result.env, *options)
-        frames = [] if arguments.imagine else [render.frame(result.env, state) for state in played.states]
     if arguments.imagine:
-        frames = imagined(result.policy, played, arguments.imagine)
-    render.save_gif(frames, path, fps=10 if arguments.imagine else 30)
+        film.save_frames(imagined(result.policy, played, arguments.imagine), path, fps=10)
+    elif isinstance(result.env, HostEnvironment):
+        film.save_frames(played.states, path)
+    else:
+        film.save(result.env, played.states, [_first_agent(obs) for obs in played.observations], path)
     console = output.console()
     words = f"Saved an episode of {len(played.carries)} steps with return {played.total:g} to {path}."
     console.print(output.show(console, words), soft_wrap=True)
+
+
+def check_drawable(arguments: argparse.Namespace, suffix: str | None) -> None:
+    """Refuse what cannot be shown, before the policy is loaded and anything is compiled."""
+    film.check_environment(*load_environment(arguments), suffix)
 
 
 def imagined(policy: Policy, played: Episode, seen: int) -> list[np.ndarray]:
@@ -138,6 +157,10 @@ def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int
         return Episode(frames, observations, carries, float(np.mean(returns)))
     finally:
         batch.close()
+
+
+def _first_agent(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: np.asarray(leaf[0]), tree)
 
 
 def _of_first_agent(steps: list[PyTree]) -> PyTree:

@@ -7,7 +7,10 @@ import signal
 import numpy as np
 
 from lehr.cli import output
+from lehr.report import film
 from lehr.report.loggers.progress import duration, short_number
+from lehr.sweeps.api import SweepResult
+from lehr.sweeps.statistics import mean_interval
 from lehr.training.api import Result
 from lehr.training.directory import RunDirectory
 
@@ -25,6 +28,29 @@ def print_summary(result: Result) -> None:
         facts["time"] = f"{duration(final['time/elapsed'])}, {short_number(rate)} steps/s"
     facts["files"] = [str(path) for path in (directory.curve, directory.metrics) if path.exists()]
     facts["next"] = _next(result, final)
+    output.print_facts(output.console(), facts)
+
+
+def summarise_seeds(result: SweepResult) -> None:
+    """Print the mean return of several seeds with its interval, the files, and commands to run next."""
+    name = shlex.quote(str(result.directory))
+    facts: dict[str, str | list[str]] = {"seeds": str(result.directory)}
+    if not result.results.members.size:
+        facts["outcome"] = "stopped before the seeds were trained; the state is saved"
+    else:
+        scores = result.results.scores[0]
+        mean, low, _ = mean_interval(scores)
+        failed = int(np.isnan(scores).sum())
+        facts["outcome"] = "finished" + (f"; {failed} of {len(scores)} seeds diverged" if failed else "")
+        facts["evaluation"] = (
+            f"greedy {mean:.4g} ± {mean - low:.3g} (mean of {len(scores) - failed} seeds, 95% interval)"
+        )
+        facts["each"] = ", ".join(f"{score:.4g}" for score in scores)
+        facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
+        found = [result.directory / part for part in ("curve.png", "seeds", "report.html")]
+        facts["files"] = [str(path) for path in found if path.exists()]
+    finished = [f"lehr pick {name} best --out runs/best"]
+    facts["next"] = finished if result.is_finished else [f"lehr sweep {name} --resume"]
     output.print_facts(output.console(), facts)
 
 
@@ -57,4 +83,4 @@ def _next(result: Result, final: dict[str, float]) -> list[str]:
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
     unfinished = final["env_steps"] < total
     resume = f"lehr resume {name}" if unfinished else f"lehr resume {name} --total-steps {2 * total}"
-    return [resume, f"lehr play {name} --gif play.gif"]
+    return [resume, *([f"lehr play {name}"] if film.can_show(result.env) else [])]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import lehr
 from lehr import algorithms, config, plugins
 from lehr.cli import Parser, add_trust, find_own_code
-from lehr.cli.summary import exit_code, print_summary
+from lehr.cli.summary import exit_code, print_summary, summarise_seeds
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.training import settings_file
@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         metavar="DIR",
         help="where to save the run (default: runs/ALGORITHM-ENV-sSEED-TIME)",
     )
+    parser.add_argument(
+        "--seeds",
+        metavar="LIST",
+        help="train several seeds at once, as a sweep of seeds alone: how many, or which, such as 3,7,11; compiled "
+        "environments only",
+    )
     add_trust(parser)
     titles = [f"{name} settings" for name in ("run", *([] if algorithm is None else [algorithm]), "network", "reward")]
     classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, chosen)
@@ -65,18 +71,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trust or "env" in flags or any(map(plugins.own_code, flags.values())):
         find_own_code()
     settings = config.merge(classes, given, flags)
-    for name in ("run_dir", "from_run", "progress_fn", "trust"):  # arguments of train, not settings
+    for name in ("run_dir", "from_run", "progress_fn", "trust", "seeds"):  # arguments of train, not settings
         if name in settings:
             raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
-    result = lehr.train(
-        arguments.algorithm,
-        run_dir=arguments.run_dir,
-        from_run=arguments.from_run,
-        trust=arguments.trust,
-        **settings,
-    )
+    options = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}
+    if arguments.seeds is not None:
+        trained = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
+        summarise_seeds(trained)
+        return 0 if trained.is_finished else 130
+    result = lehr.train(arguments.algorithm, **options, **settings)
     print_summary(result)
     return exit_code(result)
+
+
+def _seeds(text: str) -> int | list[int]:
+    """A number of seeds, or a list of them, from a flag."""
+    try:
+        listed = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"--seeds is {text!r}; give a whole number, or several such as 3,7,11.") from None
+    return listed if "," in text else listed[0]
 
 
 def _named(words: Sequence[str]) -> tuple[str | None, dict[str, str]]:

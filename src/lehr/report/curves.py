@@ -1,6 +1,6 @@
 """Learning curves: the return of one or more runs over env steps, above the coefficients that varied."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -80,6 +80,48 @@ def learning_figure(
     bottom.set_xlim(0, max(_last_step(columns) for columns in runs.values()))
     bottom.xaxis.set_major_formatter(lambda step, _: steps_text(step))
     made.legend(loc="outside upper left", frameon=False)
+    return made
+
+
+def band_figure(
+    env_steps: np.ndarray, returns: np.ndarray, interval: Callable[[np.ndarray], Sequence[np.ndarray]], label: str
+) -> "Figure":
+    """Plot the mean return of several seeds over env steps, with a band around it and a thin line for each seed.
+
+    Each seed's returns are smoothed as in `learning_figure`; rows in which none of its episodes ended are filled from
+    their neighbours.
+
+    Args:
+        env_steps: `[R]`.
+        returns: `[R, S]`, NaN where a seed has no return.
+        interval: from `[R, S]` to the mean and the ends of the band, `[R]` each.
+        label: what the band is, for the legend.
+    """
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = made.subplots()
+    has_any = np.isfinite(returns).any(axis=0)
+    rows = np.unique(np.linspace(0, len(env_steps) - 1, _MOST_POINTS).astype(int))
+    lines = []
+    for column in returns.T[has_any]:
+        known = np.isfinite(column)
+        steps, values = _averaged(env_steps[known]), _averaged(column[known])
+        smooth = _smoothed(steps, values, _SMOOTHING * float(env_steps[-1]))
+        lines.append(np.interp(env_steps[rows], steps, smooth, left=np.nan))
+    if lines:
+        steps, curves = env_steps[rows], np.stack(lines, axis=-1)
+        mean, low, high = interval(curves)
+        axes.plot(steps, curves, color=COLOURS[0], linewidth=0.7, alpha=0.4)
+        _draw_line(axes, steps, mean, COLOURS[0], label=f"mean of {curves.shape[1]} seeds")
+        axes.fill_between(steps, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label=label)
+        axes.set_xlim(0, float(env_steps[-1]))
+        made.legend(loc="outside upper left", frameon=False, ncols=2)
+    else:
+        _say_none_ended(axes)
+    axes.set_xlabel("env steps")
+    axes.xaxis.set_major_formatter(lambda step, _: steps_text(step))
+    _style(axes, "episode return")
     return made
 
 
@@ -168,8 +210,12 @@ def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
     if evaluation:
         axes.plot([], [], color="0.4", label=evaluation, **points)
     if not np.all(np.isfinite(axes.dataLim.intervaly)):
-        axes.set_yticks([])
-        axes.text(0.5, 0.5, "no episode has ended", color="0.4", ha="center", transform=axes.transAxes)
+        _say_none_ended(axes)
+
+
+def _say_none_ended(axes: "Axes") -> None:
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "no episode has ended", color="0.4", ha="center", transform=axes.transAxes)
 
 
 def _draw_coefficient(axes: "Axes", runs: Mapping[str, Columns], name: str) -> None:

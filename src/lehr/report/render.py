@@ -1,4 +1,4 @@
-"""Render environments: a frame from a state, and a GIF from frames."""
+"""Render environments: a frame from a state or from an image that is observed, and a GIF from frames."""
 
 import colorsys
 import functools
@@ -24,9 +24,11 @@ from lehr.envs.builtin.classic import (
     PendulumState,
 )
 from lehr.envs.builtin.swarm import Swarm, SwarmState
+from lehr.envs.suites.gymnax import Gymnax
 from lehr.envs.wrappers import Wrapper
 from lehr.errors import InputError
 from lehr.files import replaced
+from lehr.spaces import Box, Dict, Space
 from lehr.types import PyTree
 
 Point = tuple[float, float]
@@ -43,6 +45,8 @@ _PALETTE_FRAMES = 8
 
 _SMALLEST_IMAGE = 180
 """Pixels of the longer side of an observation, which is enlarged by a whole number up to this."""
+_LEAST_PIXELS = 5
+"""An array with fewer rows or columns is not taken for an image."""
 _FRAME = 6
 """Pixels around an observation."""
 
@@ -59,9 +63,7 @@ def frame(env: Environment, state: PyTree) -> np.ndarray:
         env: an environment in any number of wrappers.
         state: a state of `env`, including the wrappers' parts, as NumPy or JAX arrays without a batch axis.
     """
-    while not hasattr(env, "render") and isinstance(env, Wrapper):
-        state = state.env_state if _has_own_state(env) else state
-        env = env.env
+    env, state = unwrapped(env, state)
     if not hasattr(env, "render"):
         return _draw(env, jax.tree.map(np.asarray, state)).pixels()
     pixels = np.asarray(env.render(state))
@@ -71,6 +73,62 @@ def frame(env: Environment, state: PyTree) -> np.ndarray:
             "it must return uint8 [height, width, 3]."
         )
     return pixels
+
+
+def unwrapped(env: Environment, state: PyTree) -> tuple[Environment, PyTree]:
+    """The layer of an environment that shows itself, or the innermost one, and its part of a state."""
+    while isinstance(env, Wrapper) and not hasattr(env, "render"):
+        state = state.env_state if _has_own_state(env) else state
+        env = env.env
+    return env, state
+
+
+def can_draw(env: Environment) -> bool:
+    """Whether `frame` draws an environment, in any number of wrappers."""
+    while isinstance(env, Wrapper) and not hasattr(env, "render"):
+        env = env.env
+    known = _draw.dispatch(type(env)) is not _draw.dispatch(object)
+    return hasattr(env, "render") or (env.can_show if isinstance(env, Gymnax) else known)
+
+
+def observed_image(space: Space) -> tuple[str, ...] | None:
+    """The place of the image in observations of a space: the names that lead to it, or `None` if there is none.
+
+    An image is a box of `[H, W, C]`, or of `[H, W]` with bounds; of several, the one with the most numbers counts.
+
+    >>> observed_image(Box(0, 1, (10, 10, 4))), observed_image(Box(-1, 1, (3,)))
+    ((), None)
+    """
+    if isinstance(space, Dict):
+        inner = {name: observed_image(part) for name, part in space.spaces.items()}
+        found = [(name, *rest) for name, rest in inner.items() if rest is not None]
+        return max(found, key=lambda path: math.prod(_part(space, path).shape), default=None)
+    if not isinstance(space, Box) or len(space.shape) not in (2, 3) or min(space.shape[:2]) < _LEAST_PIXELS:
+        return None
+    is_bounded = bool(np.all(np.isfinite(space.low)) and np.all(np.isfinite(space.high)))
+    return () if is_bounded or len(space.shape) == 3 else None
+
+
+def observed_frames(space: Space, observations: Sequence[PyTree]) -> list[np.ndarray]:
+    """Draw the images in observations, enlarged, each uint8 `[H', W', 3]`.
+
+    Args:
+        space: of the observations, with an image.
+        observations: of one agent, without a batch axis.
+    """
+    path = observed_image(space)
+    assert path is not None
+    box = _part(space, path)
+    images = np.stack([np.asarray(functools.reduce(lambda tree, name: tree[name], path, obs)) for obs in observations])
+    low, high = (
+        np.where(np.isfinite(bound), bound, end(images)) for bound, end in ((box.low, np.min), (box.high, np.max))
+    )
+    shares = (images - low) / np.where(high > low, high - low, 1)
+    return [_enlarged(_coloured(image if image.ndim == 3 else image[..., None])) for image in shares]
+
+
+def _part(space: Space, path: tuple[str, ...]) -> Any:
+    return functools.reduce(lambda part, name: part.spaces[name], path, space)
 
 
 def save_gif(frames: Sequence[np.ndarray], path: str | Path, fps: float = 30) -> None:
@@ -169,6 +227,24 @@ def _has_own_state(wrapper: Wrapper) -> bool:
     return structures[0] != structures[1]
 
 
+class _Figure:
+    """A Matplotlib figure, drawn by others."""
+
+    def __init__(self, figure: Any) -> None:
+        self._figure = figure
+
+    def pixels(self) -> np.ndarray:
+        """Return the image, uint8 `[H, W, 3]`, and close the figure."""
+        from matplotlib import pyplot
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        canvas = FigureCanvasAgg(self._figure)
+        canvas.draw()
+        image = np.array(canvas.buffer_rgba())[..., :3]
+        pyplot.close(self._figure)
+        return image
+
+
 class _Canvas:
     """A white image in the units of the task, with x to the right and y upwards."""
 
@@ -209,7 +285,7 @@ class _Canvas:
 
 
 @functools.singledispatch
-def _draw(env: Any, state: PyTree) -> _Canvas:
+def _draw(env: Any, state: PyTree) -> "_Canvas | _Figure":
     """Draw a built-in environment; dispatches on its type."""
     raise InputError(
         f"{type(env).__name__} cannot be rendered, because it is not a built-in task; add a method render(state) that "
@@ -304,3 +380,9 @@ def _(env: Swarm, state: SwarmState) -> _Canvas:
     for position, colour in zip(state.position, colours, strict=True):
         canvas.disc(position, env.radius, colour)
     return canvas
+
+
+@_draw.register
+def _(env: Gymnax, state: PyTree) -> _Canvas | _Figure:
+    twin = env.twin(state)
+    return _Figure(env.figure(state)) if twin is None else _draw(*twin)

@@ -28,6 +28,7 @@ from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Results
 from lehr.sweeps.running import Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
+from lehr.sweeps.seed_files import write_seeds
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
 from lehr.training.directory import Status, unused_path
@@ -258,6 +259,8 @@ def _run(
     if result.results.members.size:
         with contextlib.suppress(InputError):  # without its packages there is no report; the summary says so
             write_report(result.results, directory.report)
+        if not definition.parameters:
+            write_seeds(directory, result.results)
     return result
 
 

@@ -166,7 +166,9 @@ class Definition:
         algorithm = given["algorithm"]
         settings = _mapping("settings", given.get("settings"))
         parameters = _mapping("parameters", given.get("parameters"))
-        if not parameters:
+        if not parameters and len(_seeds(given.get("seeds", 1))) > 1:  # one configuration, for the sake of its seeds
+            given = {"sampler": "grid", "confirm": False, **given}
+        elif not parameters:
             raise InputError(
                 "The sweep has no parameters; add what to sweep, such as 'learning_rate: {low: 1e-4, high: 1e-2, "
                 "scale: log}'."

@@ -36,6 +36,29 @@ def mean(scores: np.ndarray) -> np.ndarray:
     return np.mean(scores, axis=-1)
 
 
+def mean_interval(scores: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
+    """The mean over seeds with Student's interval, `[..., S]` to `[...]`; a NaN, a run that failed, is left out.
+
+        x̄ ± t_{(1+c)/2, S−1} · s / √S
+
+    Of few seeds this is wider than a percentile bootstrap, and covers what it promises if scores are about normal.
+
+    >>> [round(float(part), 3) for part in mean_interval(np.array([1.0, 2.0, 3.0, np.nan]))]
+    [2.0, -0.484, 4.484]
+    """
+    from scipy.stats import t  # slow to import
+
+    known = ~np.isnan(scores)
+    count = known.sum(axis=-1)
+    value = np.where(count > 0, np.where(known, scores, 0).sum(axis=-1) / np.maximum(count, 1), np.nan)
+    squares = np.where(known, (scores - value[..., None]) ** 2, 0).sum(axis=-1)
+    degrees = np.maximum(count - 1, 1)
+    half = np.where(
+        count > 1, t.ppf((1 + confidence) / 2, degrees) * np.sqrt(squares / degrees / np.maximum(count, 1)), np.nan
+    )
+    return Estimate(value, value - half, value + half)
+
+
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """The mean of the middle half of the seeds: `[..., S]` to `[...]`.
 

@@ -21,6 +21,7 @@ from lehr.envs import AnyEnvironment, HostEnvironment, make
 from lehr.envs.registry import full_name, own_code, own_code_in
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
+from lehr.report.loggers.display import waiting
 from lehr.report.loggers.jsonl import read
 from lehr.training import settings_file
 from lehr.training.directory import RunDirectory, default_path
@@ -104,7 +105,8 @@ def train(
     if isinstance(env, str):
         settings["env"] = env
     if from_run is None:
-        plan = make_plan(algorithm, settings, instance)
+        with _preparing(algorithm, settings):
+            plan = make_plan(algorithm, settings, instance)
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
@@ -160,7 +162,9 @@ def resume(
                 )
             saved["env"] = env
         check_trust(saved, f"The run '{directory.path}'", trust, env)
-        plan = make_plan(algorithm, _changed(algorithm, saved, settings), None if isinstance(env, str) else env)
+        changed = _changed(algorithm, saved, settings)
+        with _preparing(algorithm, changed):
+            plan = make_plan(algorithm, changed, None if isinstance(env, str) else env)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -305,6 +309,12 @@ def _without_placeholders(saved: dict[str, Any]) -> dict[str, Any]:
 
 def _has_placeholder(value: Any) -> bool:
     return any(plugins.is_placeholder(item) for item in (value if isinstance(value, list) else [value]))
+
+
+def _preparing(algorithm: Any, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Show that a run is assembled, which takes seconds, unless it shows no progress."""
+    what = f"preparing {algorithms.name_of(algorithm)} on {settings.get('env', 'CartPole-v1')}"
+    return waiting(what, enabled=settings.get("progress", True) is not False)
 
 
 @contextlib.contextmanager

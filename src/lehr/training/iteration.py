@@ -6,7 +6,7 @@ state ─► coefficients(clock) ─► rollout ─► rewards ─► normalise 
 import jax
 import jax.numpy as jnp
 
-from lehr.acting.rollout import Collected, broken, collect
+from lehr.acting.rollout import Collected, broken, collect, mean_reward
 from lehr.envs import AutoReset
 from lehr.maths.normalise import scale_rewards, update_statistics
 from lehr.schedules import env_steps
@@ -64,6 +64,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
 
     # --- metrics, and the controllers that react to them
     metrics |= reward_metrics | collected.finished.metrics() | broken(program.env, collected.rollout)
+    metrics["rollout/reward"] = mean_reward(collected.rollout)
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = state.coefficients.update(state.controllers, metrics)
 

@@ -13,7 +13,7 @@ from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.files import refuse_link
 from lehr.report.loggers import Progress
-from lehr.training import checkpoint, signals
+from lehr.training import checkpoint, compile_times, signals
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -231,9 +231,13 @@ class Loop:
         return rows, count
 
     def _compile(self) -> None:
-        begin = time.perf_counter()
-        self.runner.compile(self.state)
+        begin, key = time.perf_counter(), compile_times.program_key(self.plan, self.state)
+        with self.progress.waiting(
+            f"compiling {self.plan.algorithm} on {self.plan.run.env}", compile_times.last_time(key)
+        ):
+            self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin
+        compile_times.remember(key, self.compile_seconds)
         self.say(f"compiled in {self.compile_seconds:.1f} s")
         self.state = self.runner.begin(self.state)
         self.elapsed = time.perf_counter() - self.begin  # exclude compilation from the first chunk's speed

@@ -91,6 +91,8 @@ class RunConfig:
     """Log to TensorBoard."""
     wandb: Annotated[bool, Names(("track", "use_wandb"))] = False
     """Log to Weights & Biases."""
+    wandb_project: str = "lehr"
+    """Project of Weights & Biases."""
     loggers: tuple[Plugin, ...] = ()
     """Your own loggers: classes or 'module:Name'."""
     progress: Annotated[bool, Names(("progress_bar",))] = True

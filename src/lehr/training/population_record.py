@@ -121,11 +121,13 @@ class PopulationRecord:
         self._report_unseen(found)
         steps, training = self.plan.program.steps_per_update, members >= 0
         self.trained += int(training.sum(axis=1) @ np.diff(ends, prepend=chunk.begin))
-        before = self.latest.get("returns", np.full(len(self.labels), np.nan))
+        unknown = np.full(len(self.labels), np.nan)
+        before, rewards = (self.latest.get(name, unknown) for name in ("returns", "rewards"))
         self.latest = {
             "env_steps": self.trained * steps,
             "time/steps_per_second": int(training[-1].sum()) * steps / max(chunk.pace, 1e-9),
             "returns": _last_known(found["episode/return"], members, before),
+            "rewards": _last_known(found["rollout/reward"], members, rewards),
         }
 
     def _members(self, found: dict[str, np.ndarray]) -> np.ndarray:

@@ -19,6 +19,9 @@ from lehr.training.plan import Plan
 from lehr.training.record import Chunk, RunFailed, Verdict
 from lehr.types import TrainState, derive
 
+_OBSERVED = ("episode", "rollout")
+"""Metrics under these names describe what the environment did, and are no cause of a non-finite update."""
+
 
 class RunRecord:
     """Writes down the updates of a run.
@@ -63,7 +66,8 @@ class RunRecord:
             self.thinning = Thinning(every, meta.get("waiting"))
         self.evaluator = make_evaluator(plan.evaluation_env, plan.policy(state).program, plan.run.evaluate_episodes)
         # Loggers that may fail to start come first, before any file is open.
-        online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
+        project = plan.run.wandb_project
+        online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping, project)] if plan.run.wandb else []
         online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]
         self.history = JsonLines(directory.metrics, self.ledger.now)
         backends: list[Any] = [self.history]
@@ -149,7 +153,7 @@ class RunRecord:
         self.rejected = int(row["update/rejected"])
         if self.verdict.failure is not None:
             return
-        causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] != "episode"]
+        causes = [name for name in self.names if not np.isfinite(row[name]) and name.split("/")[0] not in _OBSERVED]
         applied = ", ".join(f"{name[5:]}={row[name]:g}" for name in self.names if name.startswith("coef/"))
         what = ", ".join(f"{name} is {row[name]}" for name in causes) or "the parameters would not be finite"
         for field, kind in (("rewards", "non-finite rewards"), ("obs", "non-finite obs"), ("masks", "empty masks")):

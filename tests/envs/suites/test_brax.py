@@ -1,3 +1,7 @@
+import base64
+import json
+import re
+import zlib
 from functools import partial
 
 import jax
@@ -13,6 +17,7 @@ from lehr.envs.base import NEVER
 from lehr.envs.suites import brax as adapter
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
+from lehr.report import film
 from lehr.spaces import Box
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk, metric_names
@@ -66,6 +71,24 @@ def test_the_state_holds_what_a_step_reads(pendulum):
     assert ".pipeline_state.q" in read
     assert not {".obs", ".reward", ".done"} & read
     assert len(read) < len(paths)
+
+
+def test_a_page_shows_where_the_bodies_are(pendulum, tmp_path):
+    physics = pendulum.env.task.physics
+    whole = physics.whole(
+        [
+            jnp.zeros(leaf.shape, leaf.dtype)
+            for leaf, is_kept in zip(physics.leaves, physics.is_kept, strict=True)
+            if is_kept
+        ]
+    )
+    moved = whole.replace(pipeline_state=whole.pipeline_state.replace(q=jnp.array([0.25, 0.0])))
+    film.save(pendulum.env, [physics.kept(moved)], [], tmp_path / "film.html")
+    packed = re.search(r'system = "([^"]+)"', (tmp_path / "film.html").read_text())[1]
+    (place,) = json.loads(zlib.decompress(base64.b64decode(packed)))["states"]["x"]
+    assert [body[0] for body in place["pos"]] == [0.25, 0.25]
+    assert film.can_show(pendulum)
+    assert not film.can_show(adapter.make("fast"))
 
 
 @pytest.mark.slow

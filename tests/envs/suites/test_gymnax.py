@@ -8,11 +8,13 @@ import pytest
 import lehr
 from lehr.algorithms import ppo
 from lehr.config import build
-from lehr.envs import check_env
+from lehr.envs import check_env, make
 from lehr.envs.base import NEVER
+from lehr.envs.builtin.classic import CartPole, CartPoleState
 from lehr.envs.suites import gymnax as adapter
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
+from lehr.report import film, render
 from lehr.spaces import Box, Dict, Discrete
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk, metric_names
@@ -307,3 +309,19 @@ def test_breakout_is_learned():
     column = metric_names(program, state).index("episode/return")
     _, rows = jax.jit(partial(chunk, program, updates), donate_argnums=0)(state, jnp.int32(updates))
     assert np.nanmean(np.asarray(rows)[-updates // 10 :, column]) >= 4
+
+
+def test_classic_control_is_drawn_like_lehrs_own():
+    env = make("gymnax:CartPole-v1")
+    state, _ = env.reset(jax.random.key(0))
+    expected = render.frame(CartPole(), CartPoleState(0.5, 0.0, 0.1, 0.0))
+    np.testing.assert_array_equal(render.frame(env, state.replace(x=0.5, theta=0.1)), expected)
+    assert film.formats(env) == (".gif", ".mp4")
+
+
+def test_other_tasks_are_drawn_by_gymnax():
+    env = make("gymnax:FourRooms-misc")
+    state, _ = env.reset(jax.random.key(0))
+    here, there = (render.frame(env, state.replace(pos=jnp.array(place))) for place in ([1, 1], [5, 5]))
+    assert here.dtype == np.uint8
+    assert (here != there).any()

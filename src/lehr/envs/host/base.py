@@ -74,6 +74,12 @@ class HostBatch(ABC):
         """Release processes, threads and windows."""
 
 
+def says_it_renders(env: Any) -> bool:
+    """Whether an environment of Gymnasium or PettingZoo lists pixels among what it renders."""
+    modes = (getattr(env, "metadata", None) or {}).get("render_modes")
+    return "rgb_array" in (modes or ())
+
+
 class HostEnvironment(ABC):
     """The description of a host environment: immutable and hashable, with the attributes of `Environment`."""
 
@@ -110,6 +116,11 @@ class HostEnvironment(ABC):
     def fixed_size(self) -> int | None:
         """The number of environments if the user created them, so that no more can be created; otherwise `None`."""
         return None
+
+    @property
+    def renders(self) -> bool:
+        """Whether the environment says that it can be rendered."""
+        return False
 
     @property
     def reference(self) -> tuple[str, dict[str, Any]] | None:

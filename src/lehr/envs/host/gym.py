@@ -17,7 +17,7 @@ import numpy as np
 from lehr import plugins, spaces
 from lehr.envs.adapters import GYM_OPTIONS, makes_environments, split_options
 from lehr.envs.host.answers import over, stacked
-from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset, says_it_renders
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
@@ -222,6 +222,11 @@ class Gym(HostEnvironment):
     def env_steps_per_step(self) -> int:
         """The number of times each action is repeated."""
         return self.action_repeat
+
+    @property
+    def renders(self) -> bool:
+        """Whether the environment lists pixels among what it renders."""
+        return says_it_renders(self.inspected)
 
     @functools.cached_property
     def masks(self) -> bool:

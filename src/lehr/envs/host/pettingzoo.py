@@ -26,7 +26,7 @@ import numpy as np
 from lehr import spaces
 from lehr.envs.host import turns
 from lehr.envs.host.answers import checked
-from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal
+from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, says_it_renders
 from lehr.envs.host.gym import LONGEST_LOG, actions_of, as_32_bit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
@@ -89,6 +89,11 @@ class Parallel(HostEnvironment):
     @abstractmethod
     def build(self, render: bool = False) -> Any:
         """Create one environment; set `render` if it will be rendered."""
+
+    @property
+    def renders(self) -> bool:
+        """Whether the environment lists pixels among what it renders."""
+        return says_it_renders(self.one)
 
     @functools.cached_property
     def agents(self) -> tuple[Any, ...]:

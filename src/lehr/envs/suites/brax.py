@@ -20,6 +20,7 @@ import numpy as np
 from lehr.envs.base import NEVER, Environment
 from lehr.envs.suites.foreign import FromSource, by_their_rules, hashable
 from lehr.envs.suites.lean_step import LeanStep, lean_step
+from lehr.envs.suites.mujoco_scene import Pose, Scene
 from lehr.envs.wrappers import ActionRepeat, TimeLimit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
@@ -128,6 +129,30 @@ class Brax(FromSource):
         done, truncated = jnp.asarray(done, bool), jnp.asarray(truncated, bool)
         reward = jnp.asarray(reward, jnp.float32)
         return state, Timestep(_observation(obs), reward, done & ~truncated, truncated, {})
+
+    @property
+    def scene(self) -> Scene | None:
+        """What there is to see; `None` if a state does not tell where the bodies are."""
+        env = self.task.env.unwrapped
+        if "q" not in _positions(self.task) or getattr(getattr(env, "sys", None), "mj_model", None) is None:
+            return None
+        return _scene(env)
+
+    def pose(self, state: PyTree) -> Pose:
+        """Where the bodies are."""
+        found = self.task.physics.whole(state).pipeline_state
+        moved = {name: getattr(found, name) for name in _positions(self.task) if name != "q"}
+        return Pose(found.q, **moved)
+
+
+def _positions(task: "_Task") -> list[str]:
+    """Which of the fields that place the bodies a step keeps."""
+    return [name for name in ("q", "mocap_pos", "mocap_quat") if f".pipeline_state.{name}" in task.physics.names]
+
+
+@functools.cache
+def _scene(env: Any) -> Scene:
+    return Scene(env.sys.mj_model, float(env.dt))
 
 
 class _Task(NamedTuple):

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.envs.base import NEVER
+from lehr.envs.base import NEVER, Environment
+from lehr.envs.builtin import classic
 from lehr.envs.suites.foreign import FromSource, by_their_rules, settle
 from lehr.errors import InputError, closest
 from lehr.plugins import require
@@ -99,6 +100,45 @@ class Gymnax(FromSource):
             _observation(task.observation_space, obs), jnp.asarray(reward, jnp.float32), terminated, truncated, {}
         )
         return jax.tree.map(settle, state, task.dtypes), timestep
+
+    @property
+    def can_show(self) -> bool:
+        """Whether `twin` or `figure` shows a state."""
+        return self.task.env.name in _TWINS or hasattr(self.task.env, "render")
+
+    def twin(self, state: PyTree) -> tuple[Environment, PyTree] | None:
+        """The same task and state as one of Lehr's own, if there is one."""
+        return make_twin(state, self.task.params) if (make_twin := _TWINS.get(self.task.env.name)) else None
+
+    def figure(self, state: PyTree) -> Any:
+        """Gymnax's own drawing of a state, a Matplotlib figure."""
+        with by_their_rules():
+            return self.task.env.render(state, self.task.params)[0]
+
+
+_TWINS: dict[str, Any] = {
+    "CartPole-v1": lambda state, params: (
+        classic.CartPole(half_length=float(params.length), position_limit=float(params.x_threshold)),
+        classic.CartPoleState(state.x, state.x_dot, state.theta, state.theta_dot),
+    ),
+    "Pendulum-v1": lambda state, params: (
+        classic.Pendulum(length=float(params.l)),
+        classic.PendulumState(state.theta, state.theta_dot),
+    ),
+    "Acrobot-v1": lambda state, params: (
+        classic.Acrobot(),
+        classic.AcrobotState(state.joint_angle1, state.joint_angle2, state.velocity_1, state.velocity_2),
+    ),
+    "MountainCar-v0": lambda state, params: (
+        classic.MountainCar(goal_position=float(params.goal_position)),
+        classic.MountainCarState(state.position, state.velocity),
+    ),
+    "MountainCarContinuous-v0": lambda state, params: (
+        classic.MountainCarContinuous(goal_position=float(params.goal_position)),
+        classic.MountainCarState(state.position, state.velocity),
+    ),
+}
+"""By Gymnax's name: a state as that of Lehr's own task of the same name, of a state and the params."""
 
 
 class _Task(NamedTuple):

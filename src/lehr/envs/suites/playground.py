@@ -21,6 +21,7 @@ import numpy as np
 
 from lehr.envs.base import NEVER, Environment
 from lehr.envs.suites.foreign import by_their_rules, hashable, settled
+from lehr.envs.suites.mujoco_scene import Pose, Scene
 from lehr.envs.wrappers import ActionRepeat, TimeLimit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
@@ -61,6 +62,20 @@ class Playground(Environment):
             (_plain(state.obs), state.reward.astype(jnp.float32)),
         )
         return state, Timestep(obs, reward, done, jnp.zeros_like(done), dict(state.metrics))
+
+    @property
+    def scene(self) -> Scene:
+        """What there is to see."""
+        return _scene(self.env)
+
+    def pose(self, state: PyTree) -> Pose:
+        """Where the bodies are."""
+        return Pose(state.data.qpos, state.data.mocap_pos, state.data.mocap_quat)
+
+
+@functools.cache
+def _scene(env: Any) -> Scene:
+    return Scene(env.mj_model, float(env.dt))
 
 
 def names() -> list[str]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from lehr.report.loggers.display import Display
 from lehr.report.loggers.progress import duration, short_number
 
 _SHOWN = 5
+_LEAST_BAR, _WIDEST_BAR = 10, 60
 
 
 class PopulationProgress:
@@ -40,7 +42,7 @@ class PopulationProgress:
         self._total = round(share * total_steps * max(len(labels), 1))
         self._labels, self._title = labels, title
         self._display = Display(self._render, enabled, console)
-        self._share, self._line = 0.0, ""
+        self._share, self._pace, self._spread = 0.0, "", ""
         self._returns = np.full(len(labels), math.nan)
 
     def __enter__(self) -> "PopulationProgress":
@@ -55,48 +57,66 @@ class PopulationProgress:
 
         Args:
             env_steps: env steps of all members so far.
-            metrics: `returns` has the latest mean episode return of each member, NaN if it has none.
+            metrics: `returns` has the latest mean episode return of each member, NaN if it has none; `rewards` the mean
+                rewards per step, which are shown as long as no member has a return.
             rate: env steps per second, of all members.
         """
         self._share = min(env_steps / self._total, 1.0) if self._total else 1.0
         self._returns = np.asarray(metrics["returns"], float)
-        self._line = f"{self._title}{progress_line(len(self._labels), env_steps, self._total, rate, self._returns)}"
-        self._display.update(self._line)
+        self._pace = f"{self._title}{pace(len(self._labels), env_steps, self._total, rate)}"
+        rewards = np.asarray(metrics.get("rewards", ()), float)
+        known = self._returns if not np.all(np.isnan(self._returns)) or not len(rewards) else rewards
+        self._spread = spread("returns" if known is self._returns else "rewards per step", known)
+        self._display.update(f"{self._pace}  {self._spread}")
+
+    def waiting(self, what: str, last: float | None = None) -> AbstractContextManager[None]:
+        """Show what is waited for, as `Display.waiting` does."""
+        members = len(self._labels)
+        what = f"{self._title}{what}" + (f", {members} members at once" if members > 1 else "")
+        return self._display.waiting(what, last)
 
     def message(self, text: str) -> None:
         """Print a line above the display."""
         self._display.message(text)
 
     def _render(self) -> Group:
-        """The progress line, a bar, and a table of the best members; nothing before the first update."""
-        if not self._line:
+        """The pace, a bar with the spread of the returns, and a table of the best; nothing before the first update."""
+        if not self._pace:
             return Group()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("return", justify="right")
         table.add_column("best members now", overflow="ellipsis", no_wrap=True)
         for index in best(self._returns, _SHOWN):
             table.add_row(f"{self._returns[index]:.4g}", Text(self._labels[index]))
-        bar = ProgressBar(total=1.0, completed=self._share, width=min(60, self._display.console.width))
-        end_of_line = Text()  # a bar has none of its own
-        return Group(Text(self._line, no_wrap=True, overflow="ellipsis"), bar, end_of_line, table)
+        found = Text(f"  {self._spread}", no_wrap=True, overflow="ellipsis")
+        width = max(self._display.console.width - found.cell_len, _LEAST_BAR)
+        line = Table.grid()
+        line.add_column(no_wrap=True)
+        line.add_column(no_wrap=True, overflow="ellipsis")
+        line.add_row(ProgressBar(total=1.0, completed=self._share, width=min(_WIDEST_BAR, width)), found)
+        return Group(Text(self._pace, no_wrap=True, overflow="ellipsis"), line, table)
 
 
 def progress_line(members: int, env_steps: int, total_steps: int, rate: float, returns: np.ndarray) -> str:
-    """How far members are, how fast, and the spread of their returns.
+    """How far members are, how fast, and the spread of their returns; the arguments of `pace`, and `returns` `[P]`."""
+    return f"{pace(members, env_steps, total_steps, rate)}  {spread('returns', returns)}"
+
+
+def pace(members: int, env_steps: int, total_steps: int, rate: float) -> str:
+    """How far members are, and how fast.
 
     Args:
         members: how many there are.
         env_steps: env steps of all members so far.
         total_steps: the budget of all members.
         rate: env steps per second, of all members.
-        returns: the latest mean episode return of each member, NaN if it has none.
     """
     share = min(env_steps / total_steps, 1.0) if total_steps else 1.0
     left = duration((total_steps - env_steps) / rate if rate > 0 else math.inf)
     return (
         f"{math.floor(100 * share):3d}%  {members} member{'s' if members != 1 else ''}  "
         f"{short_number(env_steps)}/{short_number(total_steps)} steps  {short_number(rate)}/s  "
-        f"{rate * members / max(total_steps, 1):.3g} members/s  {left} left  {_spread(returns)}"
+        f"{rate * members / max(total_steps, 1):.3g} members/s  {left} left"
     )
 
 
@@ -111,9 +131,14 @@ def best(returns: np.ndarray, count: int) -> list[int]:
     return [int(index) for index in order[:count]]
 
 
-def _spread(returns: np.ndarray) -> str:
-    known = returns[~np.isnan(returns)]
+def spread(name: str, values: np.ndarray) -> str:
+    """The range and the median of the values that are known.
+
+    >>> spread("returns", np.array([3.0, np.nan, 7.0])), spread("returns", np.array([np.nan]))
+    ('returns 3 to 7, median 5', 'returns -')
+    """
+    known = values[~np.isnan(values)]
     if not len(known):
-        return "returns -"
+        return f"{name} -"
     low, middle, high = np.quantile(known, [0.0, 0.5, 1.0])
-    return f"returns {low:.4g} to {high:.4g}, median {middle:.4g}"
+    return f"{name} {low:.4g} to {high:.4g}, median {middle:.4g}"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -11,17 +12,28 @@ from rich.text import Text
 from lehr.report.loggers.display import Display
 
 MAIN_COEFFICIENTS = ("learning_rate", "entropy_coef", "clip_range")
-"""Shown first, if the run has them."""
+"""Shown first, if they change."""
+SHORT_NAMES = {
+    "learning_rate": "lr",
+    "entropy_coef": "ent",
+    "clip_range": "clip",
+    "value_clip_range": "v_clip",
+    "value_coef": "vf",
+    "discount": "gamma",
+    "gae_lambda": "lambda",
+    "max_grad_norm": "grad",
+    "target_kl": "kl",
+}
+"""What a coefficient is called where there is no room for its name."""
 
-_MOST_COEFFICIENTS = 3
 _GAP = "  "
 _BAR_WIDTHS = (10, 40)
-_WIDE = 60
-"""From this width on there is always a bar; on narrower terminals only if the text leaves room for one."""
 
 
 class Progress:
-    """Show percent, env steps, steps per second, time left, return and main coefficients, as far as they fit.
+    """Show percent, env steps, steps per second, time left, return, and coefficients that change, as far as they fit.
+
+    Where no episode has ended yet, the mean reward per step stands in the place of the return.
 
     Args:
         total_steps: the budget in env steps.
@@ -35,6 +47,9 @@ class Progress:
         self._display = Display(lambda: self, enabled, console, seconds=0.1)
         self._share = 0.0
         self._parts: list[str] = []
+        self._coefficients: dict[str, str] = {}
+        """The values of those that have changed, by name."""
+        self._first: dict[str, float] = {}
 
     def __enter__(self) -> "Progress":
         self._display.__enter__()
@@ -48,7 +63,8 @@ class Progress:
 
         Args:
             env_steps: env steps taken so far.
-            metrics: metrics of the last update; `episode/return` and some `coef/<name>` are shown.
+            metrics: metrics of the last update; `episode/return` or `rollout/reward`, and every `coef/<name>` that has
+                changed since the first call, are shown.
             rate: env steps per second.
         """
         self._share = min(env_steps / self._total, 1.0) if self._total > 0 else 1.0
@@ -57,27 +73,45 @@ class Progress:
             f"{short_number(env_steps)}/{short_number(self._total)} steps",
             f"{short_number(rate)}/s",
             f"{duration((self._total - env_steps) / rate if rate > 0 else math.inf)} left",
-            f"return {_value(metrics.get('episode/return', math.nan))}",
+            _success(metrics),
         ]
-        names = [name.removeprefix("coef/") for name in metrics if name.startswith("coef/")]
-        names.sort(key=lambda name: name not in MAIN_COEFFICIENTS)
-        self._parts += [f"{name} {_value(metrics[f'coef/{name}'])}" for name in names[:_MOST_COEFFICIENTS]]
-        self._display.update(_GAP.join(self._parts).strip())
+        found = {name.removeprefix("coef/"): value for name, value in metrics.items() if name.startswith("coef/")}
+        self._first = found | self._first
+        changed = [name for name in found if name in self._coefficients or found[name] != self._first[name]]
+        changed.sort(key=lambda name: name not in MAIN_COEFFICIENTS)
+        self._coefficients = {name: f"{found[name]:.3g}" for name in changed}
+        self._display.update(_GAP.join([*self._parts, *self._named(short=False)]).strip())
+
+    def waiting(self, what: str, last: float | None = None) -> AbstractContextManager[None]:
+        """Show what is waited for, as `Display.waiting` does."""
+        return self._display.waiting(what, last)
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
         self._display.message(text)
 
+    def _named(self, short: bool) -> list[str]:
+        """The coefficients that have changed, with their names or shorter ones."""
+        return [
+            f"{SHORT_NAMES.get(name, name) if short else name} {value}" for name, value in self._coefficients.items()
+        ]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render one line: the percentage, a bar if there is room, and as many of the other parts as fit."""
+        """Render one line: the percentage, a bar if there is room, and as many of the other parts as fit.
+
+        The coefficients are more important than the bar; where there is no room for both, names are abbreviated.
+        """
         if not self._parts:
             return
         percent, *others = self._parts
         room = options.max_width - len(percent)
-        reserved = len(_GAP) + _BAR_WIDTHS[0] if options.max_width >= _WIDE else 0
+        with_bar = room - len(_GAP) - _BAR_WIDTHS[0]
+        named = [*others, *self._named(short=False)]
+        if cell_len(_joined(named)) > with_bar:
+            named = [others[0].removesuffix(" steps"), *others[1:], *self._named(short=True)]
         words = ""
-        for part in others:
-            if cell_len(words + _GAP + part) > room - reserved:
+        for part in named:
+            if cell_len(words + _GAP + part) > room:
                 break
             words += _GAP + part
         bar = min(room - cell_len(words) - len(_GAP), _BAR_WIDTHS[1])
@@ -87,6 +121,18 @@ class Progress:
         yield Text(percent + _GAP, end="")
         yield ProgressBar(total=1.0, completed=self._share, width=bar)
         yield Text(words, no_wrap=True, overflow="crop")
+
+
+def _joined(parts: list[str]) -> str:
+    return "".join(_GAP + part for part in parts)
+
+
+def _success(metrics: Mapping[str, float]) -> str:
+    """The mean return, or the mean reward per step if no episode has ended."""
+    found = metrics.get("episode/return", math.nan)
+    if math.isnan(found) and not math.isnan(reward := metrics.get("rollout/reward", math.nan)):
+        return f"reward {reward:.4g}"
+    return f"return {_value(found)}"
 
 
 def short_number(number: float) -> str:

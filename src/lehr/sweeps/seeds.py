@@ -1,0 +1,115 @@
+"""Train one configuration with several seeds at once: a sweep that sweeps nothing.
+
+Its directory is that of a sweep, which is stopped and resumed like any other, and which `lehr pick` and `lehr sweep
+report` take; `lehr.sweeps.seed_files` says what else is in it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from lehr import algorithms
+from lehr.envs import AnyEnvironment, HostEnvironment, make
+from lehr.errors import InputError, quoted
+from lehr.sweeps.api import SweepResult, sweep
+from lehr.sweeps.directory import ROOT
+from lehr.training import api
+from lehr.training.directory import unused_path
+from lehr.training.loop import ProgressFunction
+from lehr.training.plan import RunConfig
+
+
+@overload
+def train(
+    algorithm: Any = ...,
+    env: Any = ...,
+    *,
+    seeds: None = ...,
+    run_dir: str | Path | None = ...,
+    from_run: str | Path | None = ...,
+    progress_fn: ProgressFunction | None = ...,
+    trust: bool = ...,
+    **settings: Any,
+) -> api.Result: ...
+
+
+@overload
+def train(
+    algorithm: Any = ...,
+    env: Any = ...,
+    *,
+    seeds: int | Sequence[int],
+    run_dir: str | Path | None = ...,
+    trust: bool = ...,
+    **settings: Any,
+) -> SweepResult: ...
+
+
+def train(
+    algorithm: Any = "ppo",
+    env: Any = None,
+    *,
+    seeds: int | Sequence[int] | None = None,
+    run_dir: str | Path | None = None,
+    from_run: str | Path | None = None,
+    progress_fn: ProgressFunction | None = None,
+    trust: bool = False,
+    **settings: Any,
+) -> api.Result | SweepResult:
+    """Train an agent, or one for each of several seeds at once, and return the result.
+
+    Args:
+        algorithm: its name, `module:Name`, or your own class; see `lehr.algorithms.base`.
+        env: an environment or its name; CartPole-v1 by default.
+        seeds: a number of seeds, or a list of them, to train at once as one program, for compiled environments only.
+            The result is then a `SweepResult`: see docs/runs.md. By default one agent is trained, with the setting
+            `seed`.
+        run_dir: directory of the run; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
+        from_run: run to fork: start from its state and clock, with its settings except those given here.
+        progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
+        trust: allow `from_run` to run code from outside Lehr; code that you name in this call is always allowed.
+        settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
+            one namespace; every coefficient accepts any schedule.
+    """
+    if seeds is None:
+        return api.train(
+            algorithm, env, run_dir=run_dir, from_run=from_run, progress_fn=progress_fn, trust=trust, **settings
+        )
+    for name, given in (("from_run", from_run), ("progress_fn", progress_fn)):
+        if given is not None:
+            raise InputError(f"{name} is for a single run, but seeds is {seeds}; drop one of them.")
+    return train_seeds(algorithm, env, seeds, run_dir, settings)
+
+
+def train_seeds(
+    algorithm: Any, env: Any, seeds: int | Sequence[int], path: str | Path | None, settings: dict[str, Any]
+) -> SweepResult:
+    """Train one configuration with several seeds at once; the arguments are those of `train`."""
+    count = seeds if isinstance(seeds, int) else len(seeds)
+    if isinstance(seeds, bool) or count < 2:
+        raise InputError(f"seeds is {quoted(seeds)}; give 2 or more, or a list of them; for one agent, give seed.")
+    if "seed" in settings:
+        raise InputError(f"seed is {quoted(settings['seed'])}, but seeds is {seeds}; drop one of them.")
+    name = str(settings.get("env", RunConfig.env)) if env is None else env
+    _refuse_host(name, dict(settings.get("env_parameters") or {}))
+    shown = name if isinstance(name, str) else type(name).__name__
+    return sweep(
+        {
+            "algorithm": algorithm,
+            "settings": {key: value for key, value in settings.items() if key not in ("progress", "env")},
+            "seeds": seeds if isinstance(seeds, int) else list(seeds),
+        },
+        out=path or unused_path(f"{algorithms.name_of(algorithm)}-{shown}-seeds", ROOT),
+        env=name,
+        progress=settings.get("progress", True) is not False,
+    )
+
+
+def _refuse_host(env: str | AnyEnvironment, parameters: dict[str, Any]) -> None:
+    """Refuse an environment that is not compiled, before anything else is done."""
+    made = make(env, **parameters)
+    if isinstance(made, HostEnvironment):
+        raise InputError(
+            f"{made.name} runs on the host, so its seeds cannot be trained at once; start a run for each: seed=0, "
+            "seed=1, and so on."
+        )

@@ -1,0 +1,53 @@
+"""Several seeds of one configuration, trained at once."""
+
+import numpy as np
+import pytest
+
+import lehr
+from lehr.cli.summary import summarise_seeds
+from lehr.errors import InputError
+from lehr.report.loggers.jsonl import read
+from lehr.sweeps.directory import SweepDirectory
+
+from .conftest import SMALL
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    # As many members as in the other sweeps, so that they share the program.
+    return lehr.train(seeds=[*range(3, 11)], run_dir=tmp_path_factory.mktemp("seeds") / "s", progress=False, **SMALL)
+
+
+def test_each_seed_has_its_metrics_and_a_score(trained):
+    assert [member.seed for member in SweepDirectory(trained.directory).read_waves()[0].members] == [*range(3, 11)]
+    scores = [read(trained.directory / "seeds" / f"{seed}.jsonl")["evaluate/return"][-1] for seed in range(3, 11)]
+    np.testing.assert_array_equal(trained.results.scores, [scores])
+    assert len(set(scores)) > 1
+    assert (trained.directory / "curve.png").stat().st_size > 1000
+    loaded = lehr.load_sweep(trained.directory)
+    assert (loaded.is_finished, loaded.definition.seeds) == (True, tuple(range(3, 11)))
+
+
+def test_the_summary_has_the_mean_with_its_interval(trained, capsys):
+    summarise_seeds(trained)
+    out = capsys.readouterr().out
+    scores = trained.results.scores[0]
+    half = 2.364624 * scores.std(ddof=1) / np.sqrt(8)  # Student's t with 7 degrees of freedom
+    assert f"greedy {scores.mean():.4g} ± {half:.3g} (mean of 8 seeds, 95% interval)" in out
+    assert f"lehr pick {trained.directory} best --out runs/best" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seeds": 1}, "seeds is 1; give 2 or more"),
+        ({"seeds": 2, "seed": 3}, "seed is 3, but seeds is 2; drop one of them"),
+        ({"seeds": 2, "from_run": "runs/x"}, "from_run is for a single run"),
+        ({"seeds": 2, "env": "gym:CartPole-v1"}, "gym:CartPole-v1 runs on the host, .* start a run for each"),
+    ],
+)
+def test_mistakes(given, message):
+    if "env" in given:
+        pytest.importorskip("gymnasium")
+    with pytest.raises(InputError, match=message):
+        lehr.train(**given)
