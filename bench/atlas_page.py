@@ -138,6 +138,7 @@ def draw(tasks: list[Found], path: Path) -> None:
         axis.set_title(task.name, fontsize=10)
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.tick_params(axis="x", labelsize=8)
+        axis.locator_params(axis="x", nbins=4)
         axis.set_ylim(len(names) - 0.5, -0.5)
         axis.spines[["top", "right"]].set_visible(False)
     for axis in axes.flat[len(tasks) :]:

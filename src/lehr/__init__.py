@@ -11,14 +11,14 @@ from lehr.errors import InputError
 
 if TYPE_CHECKING:
     from lehr import envs
-    from lehr.acting.evaluation import evaluate
+    from lehr.acting.export import export
     from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
     from lehr.schedules.schedule import Schedule
     from lehr.schedules.spec import schedule
     from lehr.sweeps.api import SweepResult, load_sweep, resume_sweep, sweep
     from lehr.sweeps.pick import pick
-    from lehr.training.api import Result, load, resume, train
+    from lehr.training.api import Result, evaluate, load, resume, train
 
 __version__ = "0.1.0.dev0"
 
@@ -26,7 +26,8 @@ _LATER = {
     "Result": "lehr.training.api",
     "Schedule": "lehr.schedules.schedule",
     "SweepResult": "lehr.sweeps.api",
-    "evaluate": "lehr.acting.evaluation",
+    "evaluate": "lehr.training.api",
+    "export": "lehr.acting.export",
     "load": "lehr.training.api",
     "load_sweep": "lehr.sweeps.api",
     "pick": "lehr.sweeps.pick",
@@ -48,6 +49,7 @@ __all__ = [
     "__version__",
     "envs",
     "evaluate",
+    "export",
     "load",
     "load_sweep",
     "pick",

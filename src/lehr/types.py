@@ -159,6 +159,9 @@ class TrainState(NamedTuple):
     """Leaves `[k, ...]`: the parameters before each of the last k updates, oldest first, if the acting policy is k
     updates behind; `()` if it is not behind."""
 
+    def __repr__(self) -> str:
+        return f"TrainState(updates={self.updates}, {len(jax.tree.leaves(self))} arrays)"
+
     @property
     def saved(self) -> "TrainState":
         """The part that a checkpoint stores.

@@ -7,6 +7,7 @@ import pytest
 
 import lehr
 from lehr import envs
+from lehr.acting.evaluation import EpisodeResults
 from lehr.envs import TimeLimit
 from lehr.envs.builtin.probes import FinalObservation, Truncated
 from lehr.training.plan import make_plan
@@ -100,3 +101,15 @@ def test_greedy_and_sampled_share_one_compiled_program(count_traces, monkeypatch
     for greedy in (True, False):
         lehr.evaluate(policy, env, episodes=2, seed=5, greedy=greedy)
     assert traces == counted.traces <= 2
+
+
+def test_an_environment_is_given_by_its_name_too():
+    policy, env = policy_of("CartPole-v1")
+    assert lehr.evaluate(policy, "CartPole-v1", 4).lengths.tolist() == lehr.evaluate(policy, env, 4).lengths.tolist()
+    with pytest.raises(lehr.InputError, match=r"The observations of this environment are in Box.*trained for Box"):
+        lehr.evaluate(policy, "Pendulum-v1")
+
+
+def test_results_of_an_evaluation_are_shown_in_one_line():
+    found = EpisodeResults(np.array([1.0, 3.0], np.float32), np.array([10, 20], np.int32))
+    assert repr(found) == "EpisodeResults(2 episodes, return 2 ± 1, length 15)"

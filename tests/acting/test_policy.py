@@ -112,6 +112,63 @@ def test_an_empty_batch_has_no_actions(policy):
     assert policy(np.zeros((0, 4), np.float32)).shape == (0,)
 
 
+# Where actions go ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "kind"), [("CartPole-v1", np.int64), ("Pendulum-v1", np.ndarray)])
+def test_gymnasium_takes_the_actions(name, kind):
+    gymnasium = pytest.importorskip("gymnasium")
+    policy, env = policy_of(name, scale=1.0), gymnasium.make(name)
+    rng = np.random.default_rng(0)
+    obs, _ = env.reset(seed=0)
+    for source in (None, rng, jax.random.key(0)):
+        action = policy(obs, source)
+        assert type(action) is kind
+        assert env.action_space.contains(action)
+        obs, *_ = env.step(action)
+    assert policy(np.tile(obs, (3, 1))).dtype == env.action_space.dtype
+
+
+def test_jax_arrays_give_jax_arrays_also_while_tracing(policy, observations):
+    expected = policy(observations).tolist()
+    batch = jnp.asarray(observations)
+    assert isinstance(policy(batch), jax.Array)
+    assert policy(batch[0]).dtype == jnp.int32
+    assert jax.jit(policy)(batch).tolist() == jax.vmap(policy)(batch).tolist() == expected
+
+
+def test_a_generator_of_numpy_draws_another_action_each_time(observations):
+    policy = policy_of("CartPole-v1", scale=3.0)
+    batch, rng = np.repeat(observations[:1], 64, axis=0), np.random.default_rng(7)
+    first, second = policy(batch, rng), policy(batch, rng)
+    assert first.tolist() != second.tolist()
+    assert policy(batch, np.random.default_rng(7)).tolist() == first.tolist()
+
+
+def test_a_policy_is_traced_once_for_single_observations_and_once_for_a_batch(count_traces, monkeypatch, observations):
+    counted = count_traces(lehr.acting.policy.PolicyProgram.act)
+    monkeypatch.setattr(lehr.acting.policy.PolicyProgram, "act", lambda *arguments: counted(*arguments))
+    policy = policy_of("CartPole-v1", hidden_sizes=(5,))
+    for obs in observations:
+        policy(obs), policy(obs.astype(np.float64)), policy(observations)
+    assert counted.traces == 2
+
+
+def test_whole_numbers_are_normalised_as_floats_are():
+    plan = make_plan("ppo", SMALL | {"normalise_observations": True})
+    statistics = update_statistics(plan.state.observation_statistics, jnp.arange(8.0).reshape(2, 4))
+    params = jax.tree.map(lambda x: 30 * x, plan.state.learner.params)
+    learner = plan.state.learner._replace(params=params)
+    policy = plan.policy(plan.state._replace(observation_statistics=statistics, learner=learner))
+    whole = np.random.default_rng(0).integers(-5, 9, (32, 4))
+    assert policy(whole).tolist() == policy(whole.astype(np.float32)).tolist()
+
+
+def test_a_policy_is_shown_in_one_line(policy):
+    assert "4.800000190734863" in repr(policy)
+    assert repr(policy).endswith("-> Discrete(n=2), 107 parameters)")
+
+
 # Memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -129,7 +186,8 @@ def test_a_memory_is_carried_and_cleared_at_the_begin_of_an_episode(recurrent, o
     obs, fresh = observations[:, :2], recurrent.initial_carry(16)
     no, some = np.zeros(16, bool), np.arange(16) < 8
     carry, action = recurrent.step(fresh, obs, no)
-    assert action.shape == (16,)
+    assert (action.shape, action.dtype) == ((16,), np.int64)
+    assert recurrent.step(fresh, jnp.asarray(obs), no)[1].dtype == jnp.int32
     again, _ = recurrent.step(carry, obs, no)
     mixed, _ = recurrent.step(carry, obs, some)
     changed = []

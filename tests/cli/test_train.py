@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from PIL import Image
 
 import lehr
 from lehr import algorithms, config
+from lehr.acting.export.numpy_policy import NumpyPolicy
 from lehr.algorithms import ppo
 from lehr.cli import main
 from lehr.cli.play import episode
@@ -565,6 +567,50 @@ def test_play_with_many_agents_ends_with_the_last_and_counts_none_too_long():
     assert [int(state) for state in played.states] == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(np.stack(played.observations)[..., 0], np.arange(5)[:, None].repeat(2, 1))
     assert played.total == (2 + 4) / 2
+
+
+# lehr export ---------------------------------------------------------------------------------------------------------
+
+
+def test_export_writes_the_policy_beside_the_run(copied):
+    code, out, err = call("export", copied)
+    assert (code, err) == (0, "")
+    written = copied / "policy.npz"
+    size = f"{written.stat().st_size / 1000:.1f} kB"
+    assert out.splitlines()[0] == f"Saved the policy to {written} ({size})."
+    obs = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    assert NumpyPolicy(written)(obs).tolist() == lehr.load(copied).policy(obs).tolist()
+    assert mistake("export", copied).startswith(f"'{written}' exists already, and is not overwritten;")
+
+
+def test_export_refuses_what_it_cannot_write(copied, tmp_path):
+    assert (
+        mistake("export", copied, "--to", "torch")
+        == "The format to export to is 'torch'; known: numpy, stablehlo, onnx"
+    )
+    assert mistake("export", tmp_path / "none").startswith(f"There is no run '{tmp_path / 'none'}'")
+    shutil.rmtree(copied / "checkpoints")
+    assert mistake("export", copied).startswith(f"There is no checkpoint in '{copied / 'checkpoints'}'")
+
+
+def test_the_page_on_deployment(copied, tmp_path, monkeypatch):
+    pytest.importorskip("gymnasium")
+    pytest.importorskip("onnxruntime")
+    page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
+    (tmp_path / "runs").mkdir()
+    copied.rename(tmp_path / "runs" / "first")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "runs" / "first")
+    names, languages = {}, []
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        languages.append(language)
+        if language == "python":
+            exec(compile(block, "deploy.md", "exec"), names)
+        else:
+            assert [main(line.split()[1:]) for line in block.splitlines()] == [0, 0, 0]
+    assert languages == ["python", "sh", "python", "python", "python"]
+    assert names["exported"](names["obs"]) == names["action"] == names["actions"][0] == names["policy"](names["obs"])
+    sys.modules.pop("policy")
 
 
 # lehr list, doctor, check-env --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from lehr import kernels
 from lehr.envs.suites.lean_step import lean_step
 from lehr.errors import InputError
-from lehr.kernels import mlp, written_out
+from lehr.kernels import mlp, mlp_programs, written_out
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
 
@@ -84,6 +84,13 @@ def test_the_older_name_of_the_switch_still_works(monkeypatch, able):
 # --- the choice
 
 
+def test_a_program_for_elsewhere_is_plain(able):
+    with kernels.plain():
+        assert not chosen()
+        assert not kernels.is_chosen("written_out", X)
+    assert chosen()
+
+
 def test_a_backend_that_cannot_is_left_alone(monkeypatch):
     assert not chosen()  # the tests run on a CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -151,15 +158,18 @@ def fails(*arguments, **options):
 
 
 @pytest.mark.parametrize(
-    ("piece", "interpret"), [("_forward_kernel", False), ("_backward_kernel", False), ("_forward", True)]
+    ("module", "piece", "interpret"),
+    [(mlp_programs, "_forward_program", False), (mlp_programs, "_backward_program", False), (mlp, "forward", True)],
 )
-def test_an_mlp_that_jax_refuses_is_evaluated_in_plain_jax_with_one_warning(monkeypatch, caplog, piece, interpret):
+def test_an_mlp_that_jax_refuses_is_evaluated_in_plain_jax_with_one_warning(
+    monkeypatch, caplog, module, piece, interpret
+):
     """Both kernels are tried before either is part of a program, the one for the gradient too."""
     network, params = actor_critic(Box(-1, 1, (4,)), Discrete(3), NetworkConfig(), jax.random.key(0))
     expected = value_and_gradient(network, params)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(mlp, "INTERPRET", interpret)
-    monkeypatch.setattr(mlp, piece, fails)
+    monkeypatch.setattr(module, piece, fails)
     mlp._refusal.cache_clear()
     jax.clear_caches()
     with caplog.at_level(logging.WARNING, "lehr"):

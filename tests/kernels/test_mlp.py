@@ -103,9 +103,9 @@ def test_a_population_may_share_its_inputs():
 
 def test_inputs_are_not_differentiated_unless_asked_for(monkeypatch):
     x, layers, wanted = rows(40, 4), make((4, 16, 16, 2)), []
-    backward = fused._backward
+    backward = fused.backward
     monkeypatch.setattr(
-        fused, "_backward", lambda *a, wants_dx: (wanted.append(wants_dx), backward(*a, wants_dx=wants_dx))[1]
+        fused, "backward", lambda *a, wants_dx: (wanted.append(wants_dx), backward(*a, wants_dx=wants_dx))[1]
     )
     for argnums in (0, 1, (0, 1)):
         jax.eval_shape(jax.grad(lambda layers, x: jnp.sum(fused.fused_mlp(x, layers, "tanh")), argnums), layers, x)
@@ -115,7 +115,7 @@ def test_inputs_are_not_differentiated_unless_asked_for(monkeypatch):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_and_their_derivatives(name):
     z = jnp.linspace(-5.0, 5.0, 100)
-    activate, derivative = fused._ACTIVATIONS[name]
+    activate, derivative = fused.ACTIVATIONS[name]
     np.testing.assert_allclose(activate(z), ACTIVATIONS[name](z), rtol=1e-6)
     np.testing.assert_allclose(
         derivative(z, activate(z)), jax.vmap(jax.grad(ACTIVATIONS[name]))(z), rtol=1e-5, atol=1e-6
@@ -138,8 +138,8 @@ def test_the_kernels_lower_for_cuda(monkeypatch):
         text = loss.trace(layers, x).lower(lowering_platforms=("cuda",)).as_text()
     except RuntimeError as error:
         pytest.skip(f"this JAX lowers for a GPU only where there is one: {error}")
-    assert "fused_mlp_forward" in text or "_forward_kernel" in text
-    assert "fused_mlp_backward" in text or "_backward_kernel" in text
+    assert "fused_mlp_forward" in text or "_forward_program" in text
+    assert "fused_mlp_backward" in text or "_backward_program" in text
 
 
 # --- in an actor-critic
@@ -156,10 +156,8 @@ def evaluate(network, params, obs):
 def calls(monkeypatch):
     """What is evaluated by the kernels from now on, as one entry for each forward and each backward kernel."""
     found = []
-    monkeypatch.setattr(fused, "_forward", lambda *a, f=fused._forward: (found.append("forward"), f(*a))[1])
-    monkeypatch.setattr(
-        fused, "_backward", lambda *a, f=fused._backward, **k: (found.append("backward"), f(*a, **k))[1]
-    )
+    monkeypatch.setattr(fused, "forward", lambda *a, f=fused.forward: (found.append("forward"), f(*a))[1])
+    monkeypatch.setattr(fused, "backward", lambda *a, f=fused.backward, **k: (found.append("backward"), f(*a, **k))[1])
     return found
 
 

@@ -7,7 +7,15 @@ import pytest
 from scipy import stats
 
 from lehr.errors import InputError
-from lehr.maths.minibatches import MinibatchSource, permutation, priorities, prioritised, shuffled_epochs, take
+from lehr.maths.minibatches import (
+    MinibatchSource,
+    permutation,
+    priorities,
+    prioritised,
+    prioritised_draws,
+    shuffled_epochs,
+    take,
+)
 from tests.algorithms.rollouts import inclusion
 
 PRIORITIES = jnp.array([0.5, 4.0, 1.0, 2.0, 3.0])
@@ -27,8 +35,12 @@ def probabilities(exponent: float) -> np.ndarray:
 
 
 def draw(exponent=0.7, beta=0.4, *, count=20_000, size=3, replace=False, seed=0, values=PRIORITIES):
-    sample = jax.jit(prioritised, static_argnums=(4, 5, 6))
-    return tuple(map(np.asarray, sample(jax.random.key(seed), values, exponent, beta, count, size, replace)))
+    @jax.jit
+    def sample(key, values, exponent, beta):
+        draws = prioritised_draws(key, len(values), count, replace)
+        return jax.vmap(lambda one: prioritised(one, values, exponent, beta, size))(draws)
+
+    return tuple(map(np.asarray, sample(jax.random.key(seed), values, exponent, beta)))
 
 
 def minibatches(kind, count, epochs=1):
@@ -204,11 +216,12 @@ def test_minibatches_are_drawn_apart_from_each_other():
 def test_exponents_are_numbers_of_the_program():
     """Other exponents compile nothing anew, and members of a population may differ in them."""
     traces = []
+    first = jax.tree.map(lambda leaf: leaf[0], prioritised_draws(jax.random.key(0), len(PRIORITIES), 1, False))
 
     @jax.jit
     def sample(exponent, beta):
         traces.append(None)
-        return prioritised(jax.random.key(0), PRIORITIES, exponent, beta, 2, 3, False)
+        return prioritised(first, PRIORITIES, exponent, beta, 3)
 
     alone = [sample(jnp.float32(exponent), jnp.float32(beta)) for exponent, beta in ((0.2, 1.0), (0.9, 0.5))]
     assert len(traces) == 1

@@ -33,6 +33,11 @@ def test_target_entropy_raises_below_and_lowers_above():
     assert above == pytest.approx(0.01 * np.exp(-0.04))
 
 
+def test_a_controller_has_no_value_at_a_step():
+    with pytest.raises(InputError, match=r"'auto\(target_entropy=0.5.*' is a controller, whose value depends on"):
+        schedule("auto(target_entropy=0.5)")(10)
+
+
 def test_target_entropy_finds_the_coefficient_that_holds_the_target():
     """A policy whose entropy follows the coefficient: the only fixed point is where the two agree."""
     controller = target_entropy(0.5, rate=0.1, initial=0.001)

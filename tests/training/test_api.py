@@ -279,6 +279,16 @@ def test_loading_gives_what_training_gave(watched):
     assert loaded.policy(obs).tolist() == result.policy(obs).tolist()
 
 
+def test_a_result_is_shown_in_a_few_lines(watched):
+    result = watched.result
+    shown = str(result).splitlines()
+    assert shown[0] == f"Result of ppo on {result.config['env']}"
+    assert shown[1] == f"  env steps  {int(result.final['env_steps']):,} of {result.config['total_steps']:,}"
+    assert shown[2] == f"  return     {result.final['evaluate/return']:.6g} (evaluate/return)"
+    assert shown[3:] == [f"  run_dir    {result.run_dir}"]
+    assert len(repr(result.state)) < 100
+
+
 def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(train):
     one, same, other = (train(name=f"{number}", seed=number // 2) for number in range(3))
     timeless, also = (

@@ -1,5 +1,6 @@
 """Checkpoints: every bit comes back, a kill at any moment leaves a whole one, and damage is seen."""
 
+import hashlib
 import json
 import os
 import random
@@ -22,8 +23,8 @@ import numpy as np
 import pytest
 
 from lehr.errors import InputError
-from lehr.training import checkpoint
-from lehr.training.checkpoint import CheckpointError
+from lehr.training import checkpoint, checkpoint_files, chunks
+from lehr.training.leaves import CheckpointError
 from lehr.types import Learner
 
 DTYPES = [
@@ -335,7 +336,7 @@ def sealed(path, **changes):
     """Change the document of a checkpoint so that its checksums agree, as somebody with bad intentions would."""
     document = json.loads((path / "meta.json").read_text()) | changes
     del document["sha256"]
-    (path / "meta.json").write_text(json.dumps(document | {"sha256": checkpoint._checksum(document)}))
+    (path / "meta.json").write_text(json.dumps(document | {"sha256": checkpoint_files.checksum_of(document)}))
 
 
 def test_a_pickle_is_never_opened(tmp_path):
@@ -352,7 +353,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 def reseal(path, **changes):
     """Make the checksum of `state.npz` agree, too."""
-    sealed(path, state_sha256=checkpoint.hashlib.sha256((path / "state.npz").read_bytes()).hexdigest(), **changes)
+    sealed(path, state_sha256=hashlib.sha256((path / "state.npz").read_bytes()).hexdigest(), **changes)
 
 
 def compressed_zeros(path):
@@ -483,8 +484,8 @@ class Run(NamedTuple):
 
 @pytest.fixture
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(checkpoint.chunks, "CHUNK", CHUNK)
-    monkeypatch.setattr(checkpoint.chunks, "LEAST", CHUNK)
+    monkeypatch.setattr(chunks, "CHUNK", CHUNK)
+    monkeypatch.setattr(chunks, "LEAST", CHUNK)
 
 
 def ring(seed, slots=320):

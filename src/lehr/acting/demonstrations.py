@@ -44,6 +44,9 @@ class Demonstrations:
     final_obs: PyTree
     lengths: np.ndarray
 
+    def __repr__(self) -> str:
+        return f"Demonstrations({self.summary if len(self.lengths) else 'no episodes'})"
+
     @property
     def last(self) -> np.ndarray:
         """Index of the last step of each episode, `[E]`."""

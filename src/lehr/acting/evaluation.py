@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
-from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment
+from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment, make
 from lehr.envs.host.base import HostBatch, ask, begin, check_obs, check_step, own
+from lehr.errors import InputError
+from lehr.spaces import Box, Dict, Space
 from lehr.types import Key
 
 MOST_STEPS = 100_000
@@ -26,6 +28,13 @@ class EpisodeResults(NamedTuple):
     """float32: undiscounted sums of rewards."""
     lengths: np.ndarray
     """int32: numbers of steps."""
+
+    def __repr__(self) -> str:
+        if not self.returns.size:
+            return "EpisodeResults(no episodes)"
+        mean, std = float(self.returns.mean()), float(self.returns.std())
+        words = f"{self.returns.size} episodes, return {mean:.6g} ± {std:.6g}, length {float(self.lengths.mean()):.6g}"
+        return f"EpisodeResults({words})"
 
 
 def evaluation_metrics(greedy: EpisodeResults, sampled: EpisodeResults) -> dict[str, np.ndarray]:
@@ -119,7 +128,7 @@ class HostEvaluator:
 
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Run the episodes, with the most likely actions or with sampled ones."""
-        count = min(self.episodes, TOGETHER)
+        count = self.env.fixed_size or min(self.episodes, TOGETHER)
         batch = begin(self.env, count)
         try:
             return self._run(batch, count, Policy(self.policy, learned), key, greedy)
@@ -141,7 +150,7 @@ class HostEvaluator:
         while left.any() and step < MOST_STEPS:
             step += 1
             drawn = None if greedy else jax.random.fold_in(key, step)
-            carry, action = policy.step(carry, own(self.env, obs), reset, drawn)
+            carry, action = policy.step_on_device(carry, own(self.env, obs), reset, drawn)
             answer = ask(self.env.name, "step", partial(batch.step, np.array(action)))
             check_step(self.env, answer, size)
             valid = np.ones(size, bool) if answer.valid is None else answer.valid
@@ -166,15 +175,41 @@ def make_evaluator(env: AnyEnvironment, policy: PolicyProgram, episodes: int) ->
 
 
 def evaluate(
-    policy: Policy, env: AnyEnvironment, episodes: int = 100, seed: int = 0, greedy: bool = True
+    policy: Policy, env: str | AnyEnvironment, episodes: int = 100, seed: int = 0, greedy: bool = True
 ) -> EpisodeResults:
     """Evaluate a policy over whole episodes, in parallel.
 
     Args:
         policy: from `lehr.train` or `lehr.load`.
-        env: the environment with its time limit, for example `lehr.envs.make("CartPole-v1")`.
+        env: the environment with its time limit, or its name; `result.env` is the one the policy was trained on.
         episodes: number of episodes.
         seed: random seed of the environments and of sampled actions.
         greedy: take the most likely action instead of sampling.
     """
-    return make_evaluator(env, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)
+    made = checked_env(policy, env)
+    return make_evaluator(made, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)
+
+
+def checked_env(policy: Policy, env: str | AnyEnvironment) -> AnyEnvironment:
+    """Return the environment, or the one of this name, with the spaces that the policy was trained for."""
+    made, program = make(env), policy.program
+    for name, given, wanted in (
+        ("observations", made.observation_space, program.observation_space),
+        ("actions", made.action_space, program.action_space),
+    ):
+        if _form(given) != _form(wanted):
+            raise InputError(
+                f"The {name} of this environment are in {given}, but the policy was trained for {wanted}; evaluate "
+                "it on an environment with the same spaces, and with the wrappers of its run: result.env."
+            )
+    return made
+
+
+def _form(space: Space) -> Any:
+    """What a network depends on: shapes, whether numbers are floats, and the number of choices; not the bounds."""
+    match space:
+        case Dict():
+            return {name: _form(inner) for name, inner in space.spaces.items()}
+        case Box():
+            return space.shape, space.dtype.kind
+    return space

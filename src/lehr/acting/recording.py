@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.acting.demonstrations import Demonstrations, joined
-from lehr.acting.evaluation import MOST_STEPS, TOGETHER
+from lehr.acting.evaluation import MOST_STEPS, TOGETHER, checked_env
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.envs import AnyEnvironment, Environment, HostEnvironment
 from lehr.envs.host.base import ask, check_obs, check_step, own
@@ -35,7 +35,7 @@ class Steps(NamedTuple):
 
 def record(
     policy: Policy,
-    env: AnyEnvironment,
+    env: str | AnyEnvironment,
     episodes: int = 10,
     seed: int = 0,
     greedy: bool = True,
@@ -45,7 +45,7 @@ def record(
 
     Args:
         policy: from `lehr.train` or `lehr.load`.
-        env: the environment with its time limit, for example `lehr.envs.make("CartPole-v1")`.
+        env: the environment with its time limit, or its name.
         episodes: number of episodes; with several agents, each agent's is one.
         seed: random seed of the environments and of sampled actions.
         greedy: take the most likely action instead of sampling.
@@ -53,11 +53,11 @@ def record(
     """
     if episodes < 1:
         raise InputError(f"episodes is {episodes}; it must be 1 or more.")
-    key = jax.random.key(seed)
-    if isinstance(env, HostEnvironment):
-        steps, quota = _on_host(env, policy, episodes, key, greedy)
+    key, made = jax.random.key(seed), checked_env(policy, env)
+    if isinstance(made, HostEnvironment):
+        steps, quota = _on_host(made, policy, episodes, key, greedy)
     else:
-        steps, quota = _on_device(env, policy, episodes, key, greedy)
+        steps, quota = _on_device(made, policy, episodes, key, greedy)
     found = _cut(steps, quota)
     if out is not None:
         found.save(out)
@@ -152,7 +152,7 @@ def _on_host(env: HostEnvironment, policy: Policy, episodes: int, key: Key, gree
         while left.any() and len(rows) < MOST_STEPS:
             drawn = None if greedy else jax.random.fold_in(key, len(rows) + 1)
             seen = own(env, obs)
-            carry, taken = policy.step(carry, seen, reset, drawn)
+            carry, taken = policy.step_on_device(carry, seen, reset, drawn)
             action = np.array(taken)
             answer = ask(env.name, "step", partial(batch.step, action.copy()))
             check_step(env, answer, size)

@@ -105,7 +105,7 @@ def episode(env: Environment, policy: Policy, seed: int, max_steps: int) -> Epis
     states, observations = [state], [_batch(env, obs)]
     returns, done = np.zeros(agents), np.zeros(agents, bool)
     while len(carries) < max_steps and not np.all(done):
-        carry, action = policy.step(carry, observations[-1], np.full(agents, not carries))
+        carry, action = policy.step_on_device(carry, observations[-1], np.full(agents, not carries))
         action = action if agents > 1 else jax.tree.map(lambda x: x[0], action)
         _, step_key = jax.random.split(jax.random.fold_in(key, len(carries)))
         state, timestep = step(_first(step_key), state, action)
@@ -127,7 +127,7 @@ def host_episode(env: HostEnvironment, policy: Policy, seed: int, max_steps: int
         frames, observations = [batch.render()], [own(env, obs)]
         returns, done = np.zeros(agents), np.zeros(agents, bool)
         while len(carries) < max_steps and not np.all(done):
-            carry, action = policy.step(carry, observations[-1], np.full(agents, not carries))
+            carry, action = policy.step_on_device(carry, observations[-1], np.full(agents, not carries))
             answer = ask(env.name, "step", partial(batch.step, np.array(action)))
             returns += np.where(done, 0.0, answer.reward)
             done |= answer.terminated | answer.truncated

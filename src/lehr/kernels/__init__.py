@@ -13,10 +13,11 @@ The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of 
 """
 
 import contextlib
+import contextvars
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,8 @@ def is_chosen(name: str, *arguments: PyTree) -> bool:
     """Whether a kernel is used: it is not turned off, and supports the backend, the devices and the arguments."""
     kernel = KERNELS[name]
     return (
-        name not in switched_off()
+        not _plain.get()
+        and name not in switched_off()
         and kernel.is_able()
         and (kernel.can_be_split or not _is_split(arguments))
         and kernel.fits(*arguments)
@@ -82,6 +84,19 @@ def evaluate_mlps(
 def together(members: int) -> contextlib.AbstractContextManager[None]:
     """Say that what is traced in this scope is vmapped over so many members of a population."""
     return mlp.together(members)
+
+
+_plain: contextvars.ContextVar[bool] = contextvars.ContextVar("plain", default=False)
+
+
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+    """Trace plain JAX in this scope, for a program that is run elsewhere."""
+    token = _plain.set(True)
+    try:
+        yield
+    finally:
+        _plain.reset(token)
 
 
 def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

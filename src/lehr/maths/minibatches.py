@@ -6,7 +6,6 @@ single steps, of segments, or of segments drawn by priority. It uses the functio
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -69,7 +68,7 @@ class MinibatchSource:
         steps = self.epochs * self.count
         keys = jax.random.split(self.step_key, steps)
         if self.kind == "prioritised":  # drawn later, with the priorities at that step
-            return jax.random.split(self.draw_key, steps), keys
+            return prioritised_draws(self.draw_key, self.size, steps, self.replace), keys
         length = self.steps * self.size if self.kind == "flat" else self.size
         return shuffled_epochs(self.draw_key, length, self.count, self.epochs), keys
 
@@ -77,16 +76,8 @@ class MinibatchSource:
         """Return the minibatch of one gradient step; only prioritised ones use the priorities `[N]` and exponents."""
         weights = None
         if self.kind == "prioritised":
-            indices, chosen = prioritised(
-                drawn,
-                priorities,
-                exponent,
-                importance_exponent,
-                count=1,
-                size=self.size // self.count,
-                replace=self.replace,
-            )
-            drawn, weights = indices[0], chosen[0]
+            size = self.size // self.count
+            drawn, weights = prioritised(drawn, priorities, exponent, importance_exponent, size)
         data = self.unpack(take(self.packed, drawn, axis=0 if self.kind == "flat" else 1))
         carry = self.carry if self.kind == "flat" else take(self.carry, drawn, axis=0)
         return Minibatch(data, carry, weights, drawn)
@@ -194,16 +185,36 @@ def priorities(advantages: jax.Array) -> jax.Array:
     return jnp.sum(jnp.abs(advantages), axis=0)
 
 
+class Order(NamedTuple):
+    """What a draw without replacement needs besides the probabilities; see `_systematic`."""
+
+    permutation: jax.Array
+    """int32 `[N]`."""
+    offset: jax.Array
+    """uint32 `[]`: a fraction of 1, in 32 bits."""
+
+
+def prioritised_draws(key: Key, length: int, count: int, replace: bool) -> Key | Order:
+    """Return the randomness of `count` draws of `length` segments, made at once: one sort takes as long as many do."""
+    keys = jax.random.split(key, count)
+    if replace:
+        return keys
+
+    def order(key: Key) -> Order:
+        order_key, offset_key = jax.random.split(key)
+        return Order(permutation(order_key, length), jax.random.bits(offset_key))
+
+    return jax.vmap(order)(keys)
+
+
 def prioritised(
-    key: Key,
+    draw: Key | Order,
     priorities: jax.Array,
     exponent: float | jax.Array,
     importance_exponent: float | jax.Array,
-    count: int,
     size: int,
-    replace: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Draw segments by priority (Schaul et al., 2016); return indices and importance weights, `[count, size]` each.
+    """Draw segments by priority (Schaul et al., 2016); return indices and importance weights, `[size]` each.
 
         P(i) = priority_i^α / Σ_j priority_j^α
         weight_i = (size / (N · π_i))^β
@@ -212,38 +223,36 @@ def prioritised(
     in it at most once, so π_i is the probability that it is, min(1, c · P(i)) with c such that Σ_i π_i = size. As long
     as no size · P(i) is above 1, both weights are (N · P(i))^−β, and when all segments are drawn, they are 1.
 
-    The minibatches are drawn independently. Priorities are raised to at least 1e-6 of the largest, so that every
+    Priorities are raised to at least 1e-6 of the largest, so that every
     segment can be drawn and every weight is finite; if all are 0, the draw is uniform. The weights are not
     normalised: with β = 1, mean(weight · x) is an unbiased estimate of the mean of x over all segments. Schaul et al.
     divide them by the largest; PufferLib does not, and uses P(i) = (priority_i^α + 1e-6) / (Σ_j priority_j^α + 1e-6).
 
     Args:
-        key: random key for all `count` draws.
+        draw: one of `prioritised_draws`; a key draws with replacement.
         priorities: `[N]`, at least 0.
         exponent: α, a scalar; 0 draws uniformly.
         importance_exponent: β, a scalar; 0 makes every weight 1.
-        count: number of minibatches.
         size: segments per minibatch.
-        replace: draw with replacement.
 
-    >>> key, unequal = jax.random.key(0), jnp.array([1.0, 2.0, 3.0, 4.0])
-    >>> indices, weights = prioritised(key, unequal, 0.8, 0.4, count=1, size=4, replace=False)
-    >>> sorted(indices[0].tolist()), weights.tolist()
-    ([0, 1, 2, 3], [[1.0, 1.0, 1.0, 1.0]])
+    >>> draws = prioritised_draws(jax.random.key(0), length=4, count=1, replace=False)
+    >>> first, unequal = jax.tree.map(lambda leaf: leaf[0], draws), jnp.array([1.0, 2.0, 3.0, 4.0])
+    >>> indices, weights = prioritised(first, unequal, 0.8, 0.4, size=4)
+    >>> sorted(indices.tolist()), weights.tolist()
+    ([0, 1, 2, 3], [1.0, 1.0, 1.0, 1.0])
     """
     length = len(priorities)
-    if not replace and size > length:
+    if isinstance(draw, Order) and size > length:
         raise InputError(f"Cannot draw {size} of {length} segments without replacement; draw fewer, or replace.")
     largest = jnp.max(priorities)
     relative = jnp.where(largest == 0, 1.0, priorities / jnp.where(largest == 0, 1.0, largest))
     log_probability = jax.nn.log_softmax(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)))
-    if replace:
-        log_expected = math.log(size) + log_probability
-        indices = _inverse_cdf(key, jnp.exp(log_probability), (count, size))
-    else:
+    if isinstance(draw, Order):
         log_expected = _log_inclusion(log_probability, size)
-        draw = partial(_systematic, probability=jnp.exp(log_expected), size=size)
-        indices = jax.vmap(draw)(jax.random.split(key, count))
+        indices = _systematic(draw, jnp.exp(log_expected), size)
+    else:
+        log_expected = math.log(size) + log_probability
+        indices = _inverse_cdf(draw, jnp.exp(log_probability), size)
     weights = jnp.exp(importance_exponent * (math.log(size / length) - log_expected))
     return indices, take(weights, indices, axis=0)
 
@@ -269,19 +278,18 @@ def _log_inclusion(log_probability: jax.Array, size: int) -> jax.Array:
     return jnp.minimum(log_probability + log_factor[certain], 0.0)
 
 
-def _systematic(key: Key, probability: jax.Array, size: int) -> jax.Array:
+def _systematic(draw: Order, probability: jax.Array, size: int) -> jax.Array:
     """Draw `size` different indices, int32 `[size]`, each with its inclusion probability, which sum to `size`.
 
     Systematic sampling (Madow, 1949) in random order: lay the probabilities one after another on a line, and take those
     on which one of the points u, u + 1, u + 2, … lies, with u uniform in [0, 1). Positions are 32-bit fractions: where
     their sum overflows, it passes a point.
     """
-    order_key, offset_key = jax.random.split(key)
-    order = permutation(order_key, len(probability))
+    order = draw.permutation
     certain = probability[order] >= 1.0
     share = jnp.where(certain, 0.0, probability[order]) * 2.0**32
     steps = jnp.minimum(share, 2.0**32 - 256).astype(jnp.uint32)
-    ends = jnp.cumsum(steps, dtype=jnp.uint32) + jax.random.bits(offset_key)
+    ends = jnp.cumsum(steps, dtype=jnp.uint32) + draw.offset
     is_drawn = certain | (ends < steps)
     # The drawn ones come first, then the others: by rounding, one too many or too few may be drawn, about once in a
     # million draws.
@@ -291,8 +299,8 @@ def _systematic(key: Key, probability: jax.Array, size: int) -> jax.Array:
     return jnp.zeros_like(order).at[place].set(order, unique_indices=True)[:size]
 
 
-def _inverse_cdf(key: Key, probability: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draw independently by `probability` `[N]`; cumulative sums are integers, because float32 is too coarse near 1."""
+def _inverse_cdf(key: Key, probability: jax.Array, size: int) -> jax.Array:
+    """Draw `size` indices by `probability` `[N]`; sums are integers, because float32 is too coarse near 1."""
     cumulative = jnp.cumsum(jnp.round(probability * 2.0**31).astype(jnp.uint32))
-    uniform = jax.random.randint(key, shape, 0, cumulative[-1], dtype=jnp.uint32)
+    uniform = jax.random.randint(key, (size,), 0, cumulative[-1], dtype=jnp.uint32)
     return jnp.searchsorted(cumulative, uniform, side="right", method="scan_unrolled")

@@ -19,6 +19,10 @@ EPSILON = 1e-8
 """Added to the variance before taking the square root, to avoid division by 0 for constant entries."""
 
 
+CLIP = 10.0
+"""The largest magnitude of a normalised number, by default."""
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RunningStatistics:
@@ -96,7 +100,7 @@ def update_statistics(stats: RunningStatistics, batch: PyTree, valid: Any = ()) 
     return RunningStatistics(count, mean, variance)
 
 
-def normalise(stats: RunningStatistics, x: PyTree, clip: float | jax.Array = 10.0) -> PyTree:
+def normalise(stats: RunningStatistics, x: PyTree, clip: float | jax.Array = CLIP) -> PyTree:
     """clip((x − mean) / √(variance + ε), −clip, clip), leaf by leaf, with any leading axes.
 
     >>> stats = update_statistics(initial_statistics(jnp.zeros(())), jnp.array([1.0, 5.0]))
@@ -138,7 +142,7 @@ def scale_rewards(
     done: jax.Array,
     discount: float | jax.Array,
     valid: Any = (),
-    clip: float | jax.Array = 10.0,
+    clip: float | jax.Array = CLIP,
 ) -> tuple[RewardScaling, jax.Array]:
     """Update the statistics with the rewards of T steps and scale them: the new scaling and rewards `[T, N]`.
 

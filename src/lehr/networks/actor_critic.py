@@ -8,17 +8,17 @@
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from lehr import masks, plugins
-from lehr.config import Plugin, check_counts
-from lehr.errors import InputError, closest, shortened
+from lehr.config import Conversion, Names, Plugin, check_counts
+from lehr.errors import InputError, closest, quoted, shortened
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
 from lehr.networks.custom import CustomTorso
@@ -36,6 +36,21 @@ MOST_LAYERS = 64
 TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
 
 
+def _sizes_of_net_arch(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """Convert SB3's `net_arch`: sizes for actor and critic, or a mapping with those of each."""
+    if not isinstance(given, Mapping):
+        return {"hidden_sizes": given}
+    strange = [name for name in given if name not in ("pi", "vf")]
+    if strange or "pi" not in given:
+        raise InputError(f"net_arch is {quoted(dict(given))}; give sizes, or a mapping with sizes for 'pi' and 'vf'.")
+    return {"hidden_sizes": given["pi"], "critic_hidden_sizes": given.get("vf", given["pi"])}
+
+
+def _activation_of_class(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """Convert SB3's `activation_fn`, a class of PyTorch's such as `nn.Tanh`, to a name."""
+    return {"activation": given.__name__.lower() if isinstance(given, type) else given}
+
+
 @dataclass(frozen=True)
 class NetworkConfig:
     """Architecture of an actor and a critic."""
@@ -45,28 +60,56 @@ class NetworkConfig:
     Python, a class or function."""
     critic_torso: Plugin | None = None
     """Torso of the critic, if it differs: mlp with a recurrent actor gives a feed-forward critic."""
-    shared: bool = False
+    shared: Annotated[bool, Names(("vf_share_layers",))] = False
     """Share one torso between actor and critic."""
-    hidden_sizes: tuple[int, ...] | None = None
+    hidden_sizes: (
+        Annotated[
+            tuple[int, ...],
+            Names(
+                (
+                    "fcnet_hiddens",
+                    "policy_hidden_layer_sizes",
+                    "actor_hidden_dims",
+                    "hidden_dims",
+                    "hidden_layers",
+                    "hidden_layer_sizes",
+                ),
+                conversions=(Conversion("net_arch", _sizes_of_net_arch),),
+            ),
+        ]
+        | None
+    ) = None
     """Sizes of the dense layers; by default 64,64, after convolutions 128 (small images) or 512, before a recurrent
     layer one of its size; () for no dense layers."""
-    critic_hidden_sizes: tuple[int, ...] | None = None
+    critic_hidden_sizes: (
+        Annotated[tuple[int, ...], Names(("value_hidden_layer_sizes", "critic_hidden_dims"))] | None
+    ) = None
     """Sizes of the critic's dense layers; by default hidden_sizes."""
-    recurrent_size: int = 128
+    recurrent_size: Annotated[int, Names(("lstm_hidden_size", "lstm_cell_size", "rnn_hidden_size"))] = 128
     """Size of the recurrent layer of lstm, gru and mingru."""
-    activation: Plugin = "auto"
+    activation: Annotated[
+        Plugin, Names(("fcnet_activation",), conversions=(Conversion("activation_fn", _activation_of_class),))
+    ] = "auto"
     """Activation: tanh, relu, gelu, silu, elu, or auto (relu after convolutions, else tanh); in Python, a function."""
     layer_norm: bool = False
     """Apply layer normalisation before the activation of each dense layer."""
-    actor_obs: tuple[str, ...] | None = None
+    actor_obs: Annotated[tuple[str, ...], Names(("policy_obs_key",))] | None = None
     """Keys of a Dict observation that the actor sees; by default all."""
-    critic_obs: tuple[str, ...] | None = None
+    critic_obs: Annotated[tuple[str, ...], Names(("value_obs_key",))] | None = None
     """Keys of a Dict observation that the critic sees; by default all."""
-    distribution: str = "normal"
+    distribution: Annotated[str, Names(("distribution_type",))] = "normal"
     """Distribution of Box actions: normal (clipped to the Box) or tanh_normal (squashed into the Box)."""
     state_dependent_std: bool = False
     """Make log σ an output of the network instead of a parameter."""
-    initial_log_std: float = 0.0
+    initial_log_std: Annotated[
+        float,
+        Names(
+            ("log_std_init",),
+            others=(
+                ("init_noise_std", "it is σ itself; write initial_log_std, its natural logarithm: 0 for a σ of 1"),
+            ),
+        ),
+    ] = 0.0
     """Initial log σ."""
     action_mask: bool = True
     """Never take an action that the observation's entry action_mask forbids; off makes it an entry like any other."""

@@ -82,6 +82,13 @@ class Controller:
         """Return the current coefficient, whatever the step."""
         return state.value
 
+    def __call__(self, step: Any) -> Any:
+        """Raise an error: unlike a schedule, a controller has no value at a step."""
+        raise InputError(
+            f"'{self!s}' is a controller, whose value depends on the run's metrics and not on the step; read it from "
+            "the column coef/<name> of the run's metrics."
+        )
+
     def __str__(self) -> str:
         return to_text(self)
 

@@ -8,56 +8,24 @@ Nothing is pickled, and loading runs no code. A process killed at any moment lea
 """
 
 import contextlib
-import hashlib
-import json
-import math
 import re
 import shutil
-import struct
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from lehr.errors import InputError, shortened
-from lehr.files import make_directory, refuse_link, sync, sync_directory, write_text
+from lehr.errors import InputError
+from lehr.files import make_directory, refuse_link, sync_directory
 from lehr.training import chunks
+from lehr.training.checkpoint_files import MEMORY, read_arrays, read_chunks, read_document, write_document, write_files
+from lehr.training.leaves import CheckpointError, check_fits, leaves_by_path, restore
 from lehr.types import PyTree
-
-FORMAT = 3
-"""Version of the file layout, increased when older code can no longer read new checkpoints.
-
-Format 3 has parts of `memory` in chunks, or leaves them out; without that, a checkpoint has format 2.
-"""
-
-_RENAMED = (
-    # Format 1 had one `memory`; format 2 separates learned state (`auxiliary`) from data (`memory`).
-    (r"\.learner\.memory\.kept\.", ".learner.memory."),
-    (r"\.learner\.memory\.(params|age|head|optimiser|filled|metrics)\b", r".learner.auxiliary.\1"),
-)
-"""Paths of format 1, and their current names."""
 
 _ADDED = (".actor.resets",)
 """Begins of the paths of leaves that older checkpoints do not have; a state loaded from one keeps the template's."""
-
-_MEMORY = re.compile(r"(\.members)?\.(learner|reward_model)\.memory\b")
-"""Paths of data, which may be gigabytes, as opposed to learned state."""
-
-_PYTHON_NUMBERS = (bool, int, float, complex)
-_MOST_DIFFERENCES = 5
-_MOST_META = 16 << 20
-"""A larger `meta.json` is damaged; this is enough for a replay of a terabyte."""
-_MOST_OVERHEAD = 1 << 10
-"""Bytes of a `state.npz` for each array besides its content, at most."""
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint is damaged or incomplete; the message names the file."""
 
 
 def save(
@@ -87,7 +55,7 @@ def save(
     if keep < 1 or step < 0:
         raise InputError(f"keep is {keep} and step is {step}; keep must be at least 1 and step at least 0.")
     with written(directory, step) as temporary:
-        _write(temporary, state, step, meta, memory)
+        write_files(temporary, state, step, meta, memory)
     earlier = [other for other in steps(directory) if other <= step]
     keep_only(directory, {*earlier[-keep:], *set(protect).intersection(earlier)})
     return directory / f"{step:012d}"
@@ -130,22 +98,22 @@ def load(
     If the checkpoint was saved without `memory`, the template's is used, and `without_memory` is added to the metadata.
     The same holds if `memory` is damaged and `memory_lost` is given, which is called with the error.
     """
-    document = _read_document(path)
-    wanted = _leaves(template)
+    document = read_document(path)
+    wanted = leaves_by_path(template)
     saved = {described["path"] for described in document["leaves"]}
     added = {name: leaf for name, leaf in wanted.items() if name.startswith(_ADDED) and name not in saved}
-    first = {name: leaf for name, leaf in wanted.items() if _MEMORY.match(name)}
+    first = {name: leaf for name, leaf in wanted.items() if MEMORY.match(name)}
     has_memory = not document.get("without_memory")
     left_out = {*added, *(() if has_memory else first)}
-    _check_fits(path, document["leaves"], {name: leaf for name, leaf in wanted.items() if name not in left_out})
+    check_fits(path, document["leaves"], {name: leaf for name, leaf in wanted.items() if name not in left_out})
     restored = {
-        described["path"]: _restore(array, described, wanted[described["path"]])
-        for described, array in _read_arrays(path, document, wanted)
+        described["path"]: restore(array, described, wanted[described["path"]])
+        for described, array in read_arrays(path, document, wanted)
     }
     if has_memory:
         try:
-            for described, array in _read_chunks(path, document):
-                restored[described["path"]] = _restore(array, described, wanted[described["path"]])
+            for described, array in read_chunks(path, document):
+                restored[described["path"]] = restore(array, described, wanted[described["path"]])
         except CheckpointError as error:
             if memory_lost is None:
                 raise
@@ -180,20 +148,20 @@ def amend(directory: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]
     refuse_link(directory)
     for path in _find(directory).values():
         try:
-            document = _read_document(path)
+            document = read_document(path)
         except CheckpointError:
             continue
         changed = dict(change(document["meta"] | {"step": document["step"]}))
         changed.pop("step", None)
         if changed != document["meta"]:
-            _write_document(path, document | {"format": max(document["format"], 2), "meta": changed})
+            write_document(path, document | {"format": max(document["format"], 2), "meta": changed})
 
 
 def latest_meta(directory: Path) -> dict[str, Any]:
     """Return the metadata of the latest checkpoint whose metadata is intact; empty if there is none."""
     for path in reversed(_find(directory).values()):
         try:
-            document = _read_document(path)
+            document = read_document(path)
         except CheckpointError:
             continue
         return document["meta"] | {"step": document["step"]}
@@ -203,102 +171,6 @@ def latest_meta(directory: Path) -> dict[str, Any]:
 def steps(directory: Path) -> list[int]:
     """Return the steps of the checkpoints in a directory, in order; an empty list if there are none."""
     return list(_find(directory))
-
-
-# Leaves ------------------------------------------------------------------------------------------------------------
-
-
-def _leaves(tree: PyTree) -> dict[str, Any]:
-    """Return the leaves by path, such as `.params['actor'][0]`."""
-    pairs = [(jax.tree_util.keystr(path) or ".", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
-    for path, leaf in pairs:
-        if not _is_key(leaf) and not _is_number_array(leaf):
-            raise TypeError(f"Leaf {path} is a {type(leaf).__name__}; a checkpoint can only hold arrays of numbers.")
-    leaves = dict(pairs)
-    if len(leaves) < len(pairs):
-        raise ValueError("Two leaves of the state have the same path; give the nodes of the pytree distinct keys.")
-    return leaves
-
-
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _is_number_array(leaf: Any) -> bool:
-    dtype = np.asarray(leaf).dtype if type(leaf) in _PYTHON_NUMBERS else getattr(leaf, "dtype", np.dtype(object))
-    return dtype.kind in "biufc" or _is_extension(dtype)
-
-
-def _is_extension(dtype: np.dtype) -> bool:
-    """Whether the dtype (bfloat16, float8, int4, …) is a JAX extension that the .npz format does not support."""
-    return dtype.isbuiltin == 2
-
-
-def _stored_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype, or for an extension, one of plain NumPy that holds its bits."""
-    return np.dtype(f"u{dtype.itemsize}") if _is_extension(dtype) else dtype
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    """Return the array's bits in a dtype that plain NumPy can read."""
-    return array.view(_stored_dtype(array.dtype))
-
-
-def _describe(path: str, leaf: Any) -> dict[str, Any]:
-    number = type(leaf) in _PYTHON_NUMBERS
-    described = {
-        "path": path,
-        "shape": [] if number else list(leaf.shape),
-        "dtype": f"Python {type(leaf).__name__}" if number else str(leaf.dtype),
-    }
-    if _is_key(leaf) and not isinstance(leaf, jax.ShapeDtypeStruct):
-        described["key_impl"] = str(jax.random.key_impl(leaf))
-    return described
-
-
-def _restore(array: np.ndarray, described: dict[str, Any], like: Any) -> Any:
-    """Convert a stored plain array back to the type of the template's leaf."""
-    if type(like) in _PYTHON_NUMBERS:
-        return array.item()
-    sharding = like.sharding if getattr(like, "committed", hasattr(like, "sharding")) else None
-    if _is_key(like):
-        try:
-            key = jax.random.wrap_key_data(jnp.asarray(array), impl=described["key_impl"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"Leaf {described['path']} of a checkpoint is not a random key.") from error
-        return jax.device_put(key, sharding)
-    if _is_extension(like.dtype):
-        array = array.view(like.dtype)
-    if isinstance(like, np.ndarray | np.generic):
-        return array if isinstance(like, np.ndarray) else array[()]
-    placed = jax.device_put(array, sharding)
-    return placed if placed.dtype == array.dtype else array  # keep an int64 in NumPy if JAX would cut it to int32
-
-
-def _check_fits(path: Path, saved: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
-    """Raise an error that names the leaves that differ between checkpoint and template, in presence, shape or dtype."""
-    here = {name: _leaf_text(_describe(name, leaf)) for name, leaf in wanted.items()}
-    there = {described["path"]: _leaf_text(described) for described in saved}
-    differences = [f"Leaf {name} ({text}) is missing." for name, text in here.items() if name not in there]
-    differences += [f"Leaf {name} ({text}) is unexpected." for name, text in there.items() if name not in here]
-    differences += [
-        f"Leaf {name} is {there[name]}, expected {text}."
-        for name, text in here.items()
-        if there.get(name, text) != text
-    ]
-    if differences:
-        more = len(differences) - _MOST_DIFFERENCES
-        shown = [*differences[:_MOST_DIFFERENCES], *([f"{more} more leaves differ."] if more > 0 else [])]
-        raise InputError(
-            f"The checkpoint '{path}' does not match. {' '.join(shown)} Use the settings that it was saved with."
-        )
-
-
-def _leaf_text(described: dict[str, Any]) -> str:
-    return described["dtype"] + (str(described["shape"]) if not described["dtype"].startswith("Python") else "")
-
-
-# Files -------------------------------------------------------------------------------------------------------------
 
 
 def _find(directory: Path) -> dict[int, Path]:
@@ -333,170 +205,6 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _write(directory: Path, state: PyTree, step: int, meta: Mapping[str, Any], memory: bool) -> None:
-    """Write the files of a checkpoint and sync them to disk."""
-    found = _leaves(state)
-    leaves = {path: leaf for path, leaf in found.items() if memory or not _MEMORY.match(path)}
-    described = [_describe(path, leaf) for path, leaf in leaves.items()]
-    plain: dict[str, Any] = {}
-    for number, (path, leaf) in enumerate(leaves.items()):
-        if _MEMORY.match(path) and not _is_key(leaf) and getattr(leaf, "nbytes", 0) >= chunks.LEAST:
-            content = _plain(np.asarray(jax.device_get(leaf)))
-            described[number]["chunks"] = chunks.write(directory.parent / "memory", content)
-        else:
-            plain[f"arr_{number}"] = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-    arrays: dict[str, Any] = {name: _plain(np.asarray(array)) for name, array in jax.device_get(plain).items()}
-    with (directory / "state.npz").open("w+b") as file:
-        np.savez(file, **arrays)
-        sync(file)
-        file.seek(0)
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    document = {"format": 2, "step": step, "meta": dict(meta), "leaves": described, "state_sha256": checksum}
-    if len(plain) < len(leaves):
-        document |= {"format": FORMAT, "chunk_size": chunks.CHUNK}
-    if len(leaves) < len(found):
-        document |= {"format": FORMAT, "without_memory": True}
-    _write_document(directory, document)
-
-
-def _write_document(directory: Path, document: dict[str, Any]) -> None:
-    write_text(directory / "meta.json", json.dumps(document | {"sha256": _checksum(document)}, indent=1))
-
-
-def _checksum(document: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document).encode()).hexdigest()
-
-
-def _read_document(path: Path) -> dict[str, Any]:
-    file = path / "meta.json"
-    try:
-        if (size := file.stat().st_size) > _MOST_META:
-            raise CheckpointError(f"The checkpoint file '{file}' is damaged: {size} bytes are too many.")
-        document = json.loads(file.read_bytes())
-        checksum = document.pop("sha256")
-    except OSError as error:
-        raise CheckpointError(f"The checkpoint file '{file}' cannot be read: {error.strerror}.") from error
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"The checkpoint file '{file}' is damaged: it is not valid JSON.") from error
-    if _checksum(document) != checksum:
-        raise CheckpointError(f"The checkpoint file '{file}' is damaged: its checksum does not match.")
-    if isinstance(version := document.get("format"), int) and version not in range(1, FORMAT + 1):
-        raise InputError(
-            f"The checkpoint '{path}' has format {shortened(str(version))}, but this version of Lehr reads formats up "
-            f"to {FORMAT}; install the version that wrote it."
-        )
-    if not _is_document(document):
-        raise CheckpointError(f"The checkpoint file '{file}' is damaged: it does not describe a checkpoint.")
-    if document["format"] == 1:
-        for leaf in document["leaves"]:
-            for old, new in _RENAMED:
-                leaf["path"] = re.sub(old, new, leaf["path"])
-    return document
-
-
-def _is_document(document: dict[str, Any]) -> bool:
-    """Whether all parts of a document are there, with the right types."""
-    types = {"format": int, "step": int, "meta": dict, "leaves": list, "state_sha256": str}
-    leaf_types = {"path": str, "shape": list, "dtype": str}
-    if not all(isinstance(document.get(name), kind) for name, kind in types.items()):
-        return False
-    leaves = document["leaves"]
-    return (
-        all(isinstance(leaf, dict) for leaf in leaves)
-        and all(isinstance(leaf.get(name), kind) for leaf in leaves for name, kind in leaf_types.items())
-        and len({leaf["path"] for leaf in leaves}) == len(leaves)
-        and all(isinstance(leaf.get("chunks", []), list) for leaf in leaves)
-        and all(isinstance(name, str) for leaf in leaves for name in leaf.get("chunks", ()))
-        and isinstance(document.get("chunk_size", 1), int)
-    )
-
-
-def _read_arrays(
-    path: Path, document: dict[str, Any], wanted: Mapping[str, Any]
-) -> list[tuple[dict[str, Any], np.ndarray]]:
-    """Return the description and the array of each leaf in `state.npz`."""
-    name = path / "state.npz"
-    expected = {
-        f"arr_{number}": wanted[leaf["path"]] for number, leaf in enumerate(document["leaves"]) if "chunks" not in leaf
-    }
-    most = sum(_Stored.of(leaf).nbytes + _MOST_OVERHEAD for leaf in expected.values()) + _MOST_OVERHEAD
-    try:
-        with name.open("rb") as file:
-            if (size := name.stat().st_size) > most:
-                raise CheckpointError(f"The checkpoint file '{name}' is damaged: {size} bytes are too many.")
-            if hashlib.file_digest(file, "sha256").hexdigest() != document["state_sha256"]:
-                raise CheckpointError(f"The checkpoint file '{name}' is damaged: its checksum does not match.")
-            file.seek(0)
-            _check_headers(file, expected)
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as archive:
-                return [
-                    (leaf, archive[f"arr_{number}"])
-                    for number, leaf in enumerate(document["leaves"])
-                    if "chunks" not in leaf
-                ]
-    except OSError as error:
-        raise CheckpointError(f"The checkpoint file '{name}' cannot be read: {error.strerror}.") from error
-    except CheckpointError:
-        raise
-    except (ValueError, KeyError, RuntimeError, EOFError, struct.error, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"The checkpoint file '{name}' is damaged: it does not contain plain arrays.") from error
-
-
-def _check_headers(file: IO[bytes], expected: Mapping[str, Any]) -> None:
-    """Raise a `ValueError` unless an .npz has exactly the arrays of these leaves, before any of them is read."""
-    with zipfile.ZipFile(file) as archive:
-        if sorted(archive.namelist()) != sorted(f"{name}.npy" for name in expected):
-            raise ValueError("other arrays")
-        for name, leaf in expected.items():
-            info, stored = archive.getinfo(f"{name}.npy"), _Stored.of(leaf)
-            with archive.open(info) as member:
-                version = np.lib.format.read_magic(member)
-                read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                shape, _, dtype = read[version](member)
-                size = member.tell() + stored.nbytes
-            is_number = type(leaf) in _PYTHON_NUMBERS and dtype.kind in "biufc"
-            if shape != stored.shape or dtype.hasobject or not (dtype == stored.dtype or is_number):
-                raise ValueError("another array")
-            if info.compress_type != zipfile.ZIP_STORED or (info.file_size != size and not is_number):
-                raise ValueError("another size")
-
-
-class _Stored(NamedTuple):
-    """The shape and dtype in which a leaf is stored."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @classmethod
-    def of(cls, leaf: Any) -> "_Stored":
-        if type(leaf) in _PYTHON_NUMBERS:
-            return cls((), np.asarray(leaf).dtype)
-        found = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
-        return cls(tuple(found.shape), _stored_dtype(found.dtype))
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def _read_chunks(path: Path, document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Return the description and the array of each leaf in `memory/`, one at a time."""
-    for leaf in document["leaves"]:
-        if "chunks" in leaf:
-            dtype = _stored_dtype(jnp.dtype(leaf["dtype"]))
-            try:
-                array = chunks.read(
-                    path.parent / "memory", leaf["chunks"], document["chunk_size"], leaf["shape"], dtype
-                )
-            except (chunks.ChunkError, OSError) as error:
-                raise CheckpointError(
-                    f"The memory of the checkpoint '{path}' is damaged: {error}. To go on without it, resume with "
-                    "checkpoint_replay off."
-                ) from error
-            yield leaf, array
-
-
 def _discard_chunks(directory: Path) -> None:
     """Delete the chunks that no checkpoint has."""
     if not (directory / "memory").is_dir():
@@ -504,5 +212,5 @@ def _discard_chunks(directory: Path) -> None:
     used: set[str] = set()
     for path in _find(directory).values():
         with contextlib.suppress(CheckpointError):  # a damaged checkpoint cannot be loaded, with or without its chunks
-            used.update(name for leaf in _read_document(path)["leaves"] for name in leaf.get("chunks", ()))
+            used.update(name for leaf in read_document(path)["leaves"] for name in leaf.get("chunks", ()))
     chunks.discard(directory / "memory", used)

@@ -61,7 +61,7 @@ class RunRecord:
             self.best, self.best_update = meta["best"], meta["best_update"]
             self.ledger = self._check_metrics(meta, update)
             self.thinning = Thinning(every, meta.get("waiting"))
-        self.evaluator = make_evaluator(plan.env, plan.policy(state).program, plan.run.evaluate_episodes)
+        self.evaluator = make_evaluator(plan.evaluation_env, plan.policy(state).program, plan.run.evaluate_episodes)
         # Loggers that may fail to start come first, before any file is open.
         online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping)] if plan.run.wandb else []
         online += [make_logger(given, directory.path, plan.mapping) for given in plan.run.loggers]

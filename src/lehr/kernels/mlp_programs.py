@@ -1,0 +1,392 @@
+"""The two GPU programs of the fused MLP, written with Pallas for its Triton backend; see `lehr.kernels.mlp`.
+
+- forward: each program loads a block of rows and the weights of one network, and stores the outputs;
+- backward: each program processes many blocks, accumulates the gradients of the weights on chip, and stores one partial
+  sum; the partial sums are then added in a fixed order, so that results are the same from run to run.
+
+Weights are read where they are, unpadded: copying those of thousands of members into one array takes longer than
+evaluating them. On chip, every layer is padded with zeros to sizes that the matrix units take.
+"""
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+pl: Any
+triton: Any
+try:
+    pl, triton = map(importlib.import_module, ("jax.experimental.pallas", "jax.experimental.pallas.triton"))
+except ImportError:  # later JAX versions may drop this backend: use plain JAX
+    pl = triton = None
+
+Layer: TypeAlias = tuple[jax.Array, jax.Array]
+"""A kernel `[i, o]` and a bias `[o]`; for M networks `[M, i, o]` and `[M, o]`."""
+Layers: TypeAlias = Sequence[Layer]
+
+NARROW = 64
+"""The gradient of a layer with fewer inputs than this is computed transposed, to suit the matrix units."""
+
+
+def _gelu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.jvp(jax.nn.gelu, (z,), (jnp.ones_like(z),))[1]
+
+
+def _silu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
+    gate = jax.nn.sigmoid(z)
+    return gate * (1.0 + z * (1.0 - gate))
+
+
+_Activation: TypeAlias = tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
+"""y = f(z), and f'(z) from z and y. A derivative that only uses y keeps z out of the registers."""
+
+ACTIVATIONS: dict[str, _Activation] = {
+    "tanh": (jnp.tanh, lambda z, y: 1.0 - y * y),
+    "relu": (lambda z: jnp.maximum(z, 0.0), lambda z, y: jnp.where(y > 0.0, 1.0, 0.0)),
+    "gelu": (jax.nn.gelu, _gelu_derivative),
+    "silu": (jax.nn.silu, _silu_derivative),
+    "elu": (jax.nn.elu, lambda z, y: jnp.where(y > 0.0, 1.0, y + 1.0)),
+}
+"""All of them have f(0) = 0: the padding stays zero from layer to layer."""
+
+
+class Place(NamedTuple):
+    """Where a gradient is stored."""
+
+    array: int
+    begin: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything static about a call: sizes and tuning."""
+
+    rows: int
+    first: int
+    """The first of the networks to evaluate, among those that the hidden layers hold."""
+    inputs: int
+    hidden: tuple[int, ...]
+    widths: tuple[int, ...]
+    """The number of outputs of each network to evaluate."""
+    activation: str
+    precision: Any
+    block_rows: int
+    num_warps: int
+    backward_block_rows: int
+    backward_num_warps: int
+    programs: int
+    """Of the backward program, for each member of a population."""
+    interpret: bool
+
+    @property
+    def networks(self) -> int:
+        """The number of networks to evaluate."""
+        return len(self.widths)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The inputs of each layer, and the outputs of the widest head."""
+        return (self.inputs, *self.hidden, max(self.widths))
+
+    @property
+    def backward_programs(self) -> int:
+        """The number of backward programs of each network."""
+        return pl.cdiv(self.rows, self.blocks_per_program * self.backward_block_rows)
+
+    @functools.cached_property
+    def gradient_places(self) -> list[tuple[Place, Place]]:
+        """Of each layer: where the backward program stores the gradients of its kernel and its bias, padded.
+
+        Partial sums of several programs are one array, so that they are added by one launch; otherwise every gradient
+        is an array of its own, which nothing has to be cut out of.
+        """
+        found, array, begin = [], 0, 0
+        for n_in, n_out in itertools.pairwise(map(padded, self.sizes)):
+            if self.backward_programs == 1:
+                found.append((Place(array, 0), Place(array + 1, 0)))
+                array += 2
+            else:
+                found.append((Place(0, begin), Place(0, begin + n_in * n_out)))
+                begin += (n_in + 1) * n_out
+        return found
+
+    @functools.cached_property
+    def gradient_sizes(self) -> list[int]:
+        """The length of each array of gradients."""
+        pairs = list(itertools.pairwise(map(padded, self.sizes)))
+        if self.backward_programs == 1:
+            return [size for n_in, n_out in pairs for size in (n_in * n_out, n_out)]
+        return [sum((n_in + 1) * n_out for n_in, n_out in pairs)]
+
+    @property
+    def probe(self) -> "Plan":
+        """The smallest plan with the same programs and masks, valid for any number of rows."""
+        return replace(self, rows=self.block_rows + 1)
+
+    @property
+    def blocks_per_program(self) -> int:
+        """Blocks of rows per backward program."""
+        return pl.cdiv(pl.cdiv(self.rows, self.backward_block_rows), max(1, self.programs // self.networks))
+
+
+def padded(size: int) -> int:
+    """The size that is computed with: a power of two from 16 on, as the matrix units require."""
+    return max(16, pl.next_power_of_2(size))
+
+
+def forward(plan: Plan, x: jax.Array, hidden: Layers, heads: Layers) -> jax.Array:
+    """Evaluate the networks: `[rows, F]` to `[networks, rows, O]`.
+
+    Args:
+        plan: sizes and tuning.
+        x: the inputs of all networks.
+        hidden: `[M, i, o]` and `[M, o]` each, of all M networks.
+        heads: `[i, O]` and `[O]` for each network to evaluate, which is one of consecutive ones.
+    """
+    rows = plan.block_rows
+    return pl.pallas_call(
+        functools.partial(_forward_program, plan),
+        out_shape=jax.ShapeDtypeStruct((plan.networks, plan.rows, plan.sizes[-1]), x.dtype),
+        grid=(pl.cdiv(plan.rows, rows), plan.networks),
+        in_specs=[
+            pl.BlockSpec((rows, padded(plan.inputs)), lambda block, network: (block, 0)),
+            *_weight_specs(plan, hidden, heads),
+        ],
+        out_specs=pl.BlockSpec((None, rows, padded(plan.sizes[-1])), lambda block, network: (network, block, 0)),
+        compiler_params=triton.CompilerParams(num_warps=plan.num_warps, num_stages=1),
+        interpret=plan.interpret,
+        name="fused_mlp_forward",
+    )(x, *_flat(hidden, heads))
+
+
+def _forward_program(plan: Plan, x_ref: Any, *refs: Any) -> None:
+    *weights, out_ref = refs
+    begin = pl.program_id(0) * plan.block_rows
+    inside = plan.rows % plan.block_rows == 0
+    y = _load_rows(plan, x_ref, begin, plan.inputs, inside)
+    activate, _ = ACTIVATIONS[plan.activation]
+    for index, (kernel, bias) in enumerate(_layers(plan, weights)):
+        y = _dot(plan, y, kernel()) + bias()[None, :]
+        y = y if index == len(plan.hidden) else activate(y)
+    triton.store(out_ref, y, mask=_mask(plan, begin, y.shape, plan.sizes[-1], inside))
+
+
+def backward(
+    plan: Plan, x: jax.Array, hidden: Layers, heads: Layers, gradient: jax.Array, *, wants_dx: bool
+) -> tuple[jax.Array | None, list[Layer]]:
+    """Return the gradients of the inputs, if wanted, and of the weights.
+
+    Args:
+        plan: sizes and tuning.
+        x: as in `forward`, like `hidden` and `heads`.
+        hidden: of all networks.
+        heads: of the networks to evaluate.
+        gradient: of the outputs, `[networks, rows, O]`.
+        wants_dx: whether the inputs need a gradient.
+
+    Returns:
+        `[rows, F]` or `None`, and `[networks, i, o]` and `[networks, o]` for each layer, the last one as wide as the
+        widest head.
+    """
+    rows = plan.blocks_per_program * plan.backward_block_rows
+    programs = plan.backward_programs
+    out_shape = [jax.ShapeDtypeStruct((programs, plan.networks, size), x.dtype) for size in plan.gradient_sizes]
+    out_specs = [
+        pl.BlockSpec((None, None, size), lambda program, network: (program, network, 0)) for size in plan.gradient_sizes
+    ]
+    if wants_dx:
+        out_shape.append(jax.ShapeDtypeStruct((plan.networks, *x.shape), x.dtype))
+        out_specs.append(
+            pl.BlockSpec((None, rows, padded(plan.inputs)), lambda program, network: (network, program, 0))
+        )
+    outputs = pl.pallas_call(
+        functools.partial(_backward_program, plan),
+        out_shape=out_shape,
+        grid=(programs, plan.networks),
+        in_specs=[
+            pl.BlockSpec((rows, padded(plan.inputs)), lambda program, network: (program, 0)),
+            pl.BlockSpec((None, rows, padded(plan.sizes[-1])), lambda program, network: (network, program, 0)),
+            *_weight_specs(plan, hidden, heads),
+        ],
+        out_specs=out_specs,
+        compiler_params=triton.CompilerParams(num_warps=plan.backward_num_warps, num_stages=1),
+        interpret=plan.interpret,
+        name="fused_mlp_backward",
+    )(x, gradient, *_flat(hidden, heads))
+    sums = [jnp.sum(partial, axis=0) for partial in outputs[: len(plan.gradient_sizes)]]
+    found = []
+    for (kernel, bias), n_in, n_out in zip(plan.gradient_places, plan.sizes, plan.sizes[1:], strict=False):
+        wide_in, wide_out = padded(n_in), padded(n_out)
+        flat = sums[kernel.array][:, kernel.begin : kernel.begin + wide_in * wide_out]
+        dkernel = flat.reshape(plan.networks, wide_in, wide_out)[:, :n_in, :n_out]
+        found.append((dkernel, sums[bias.array][:, bias.begin : bias.begin + n_out]))
+    return (jnp.sum(outputs[-1], axis=0) if wants_dx else None), found
+
+
+def _backward_program(plan: Plan, x_ref: Any, gradient_ref: Any, *refs: Any) -> None:
+    count = 2 * (len(plan.hidden) + plan.networks)
+    weights, outputs = refs[:count], refs[count:]
+    partial_refs, dx_refs = outputs[: len(plan.gradient_sizes)], outputs[len(plan.gradient_sizes) :]
+    rows, blocks = plan.backward_block_rows, plan.blocks_per_program
+    first = pl.program_id(0) * (blocks * rows)
+    inside = plan.rows % (blocks * rows) == 0
+    activate, derivative = ACTIVATIONS[plan.activation]
+    layers = [(kernel(), bias()) for kernel, bias in _layers(plan, weights)]
+
+    def block(index: jax.Array, sums: list[Layer]) -> list[Layer]:
+        # Rows past the end are zeros with zero gradient, so they add nothing.
+        begin = first + index * rows
+        here = (pl.ds(index * rows, rows), slice(None))
+        x = _load_rows(plan, x_ref.at[here], begin, plan.inputs, inside)
+        d = _load_rows(plan, gradient_ref.at[here], begin, plan.sizes[-1], inside)
+        before, inputs = [], [x]
+        for kernel, bias in layers[:-1]:
+            before.append(_dot(plan, inputs[-1], kernel) + bias[None, :])
+            inputs.append(activate(before[-1]))
+        new = []
+        for number in reversed(range(len(layers))):
+            dkernel, dbias = sums[number]
+            new.append((dkernel + _kernel_gradient(plan, inputs[number], d), dbias + jnp.sum(d, axis=0)))
+            if number > 0:
+                d = _dot(plan, d, layers[number][0], (1, 1)) * derivative(before[number - 1], inputs[number])
+        for dx_ref in dx_refs:
+            dx = _dot(plan, d, layers[0][0], (1, 1))
+            triton.store(dx_ref.at[here], dx, mask=_mask(plan, begin, dx.shape, plan.inputs, inside))
+        return new[::-1]
+
+    zeros = [(jnp.zeros(_gradient_shape(kernel.shape)), jnp.zeros(bias.shape)) for kernel, bias in layers]
+    sums = lax.fori_loop(0, blocks, block, zeros)
+    for size, after, (kernel_at, bias_at), (dkernel, dbias) in zip(
+        plan.sizes, plan.sizes[1:], plan.gradient_places, sums, strict=False
+    ):
+        n_in, n_out = padded(size), padded(after)
+        places, _ = _places(n_in, n_out, transposed=_is_transposed(n_in))
+        triton.store(partial_refs[kernel_at.array].at[kernel_at.begin + places], dkernel)
+        triton.store(partial_refs[bias_at.array].at[bias_at.begin + _bias_places(n_out)[0]], dbias)
+
+
+def _is_transposed(n_in: int) -> bool:
+    return n_in < NARROW
+
+
+def _gradient_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape[::-1] if _is_transposed(shape[0]) else shape
+
+
+def _kernel_gradient(plan: Plan, inputs: jax.Array, d: jax.Array) -> jax.Array:
+    """Return the sum over rows of inputs ⊗ d, `[i, o]` or transposed."""
+    if _is_transposed(inputs.shape[1]):
+        return _dot(plan, d, inputs, (0, 0))
+    return _dot(plan, inputs, d, (0, 0))
+
+
+# --- shared by both programs
+
+
+def _flat(hidden: Layers, heads: Layers) -> list[jax.Array]:
+    """Every kernel with its inputs and outputs as one axis, and every bias, in the order of `_weight_specs`."""
+    kernels = [kernel.reshape(*kernel.shape[:-2], -1) for kernel, _ in (*hidden, *heads)]
+    biases = [bias for _, bias in (*hidden, *heads)]
+    return [array for pair in zip(kernels, biases, strict=True) for array in pair]
+
+
+def _weight_specs(plan: Plan, hidden: Layers, heads: Layers) -> list[Any]:
+    """Where the weights of a program's network are: its slice of the hidden layers, and all heads."""
+    own = len(hidden) * 2
+
+    def spec(index: int, array: jax.Array) -> Any:
+        if index < own:
+            return pl.BlockSpec((None, array.shape[-1]), lambda block, network: (plan.first + network, 0))
+        return pl.BlockSpec(array.shape, lambda block, network: (0,))
+
+    return [spec(index, array) for index, array in enumerate(_flat(hidden, heads))]
+
+
+def _layers(plan: Plan, refs: Sequence[Any]) -> list[tuple[Callable[[], jax.Array], Callable[[], jax.Array]]]:
+    """For each layer of a program's network, what loads its kernel and its bias, padded with zeros."""
+    pairs = list(zip(refs[::2], refs[1::2], strict=True))
+    depth = len(plan.hidden)
+    found = []
+    for (kernel, bias), n_in, n_out in zip(pairs[:depth], plan.sizes, plan.hidden, strict=False):
+        found.append((functools.partial(_load_kernel, kernel, n_in, n_out), functools.partial(_load_bias, bias, n_out)))
+    heads = pairs[depth:]
+    return [*found, (lambda: _own_head(plan, heads, 0), lambda: _own_head(plan, heads, 1))]
+
+
+def _own_head(plan: Plan, heads: Sequence[tuple[Any, Any]], part: int) -> jax.Array:
+    """The kernel (0) or the bias (1) of the head of a program's network; the others are masked, so nothing is read."""
+    last, widest, network = plan.sizes[-2], padded(plan.sizes[-1]), pl.program_id(1)
+    found = []
+    for index, (refs, width) in enumerate(zip(heads, plan.widths, strict=True)):
+        is_own = None if plan.networks == 1 else network == index
+        if part == 0:
+            found.append(_load_kernel(refs[0], last, width, widest, is_own))
+        else:
+            found.append(_load_bias(refs[1], width, widest, is_own))
+    return functools.reduce(jnp.add, found)
+
+
+def _load_kernel(ref: Any, n_in: int, n_out: int, wide: int | None = None, is_own: Any = None) -> jax.Array:
+    places, mask = _places(n_in, n_out, wide)
+    return _load(ref, places, mask, is_own)
+
+
+def _load_bias(ref: Any, n_out: int, wide: int | None = None, is_own: Any = None) -> jax.Array:
+    places, mask = _bias_places(n_out, wide)
+    return _load(ref, places, mask, is_own)
+
+
+def _load(ref: Any, places: jax.Array, mask: jax.Array | None, is_own: Any) -> jax.Array:
+    if is_own is not None:
+        mask = jnp.full(places.shape, is_own) if mask is None else mask & is_own
+    return triton.load(ref.at[places], mask=mask, other=None if mask is None else 0.0)
+
+
+def _places(
+    n_in: int, n_out: int, wide: int | None = None, *, transposed: bool = False
+) -> tuple[jax.Array, jax.Array | None]:
+    """Where the entries of a padded kernel, `[i, o]` or transposed, are in its flat array, and which of them exist."""
+    tall, wide = padded(n_in), wide or padded(n_out)
+    shape, row, column = ((wide, tall), 1, 0) if transposed else ((tall, wide), 0, 1)
+    inputs, outputs = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (row, column))
+    masks = [*([inputs < n_in] if n_in < tall else []), *([outputs < n_out] if n_out < wide else [])]
+    return inputs * n_out + outputs, _all(masks)
+
+
+def _bias_places(n_out: int, wide: int | None = None) -> tuple[jax.Array, jax.Array | None]:
+    """The same for a bias."""
+    wide = wide or padded(n_out)
+    outputs = lax.broadcasted_iota(jnp.int32, (wide,), 0)
+    return outputs, outputs < n_out if n_out < wide else None
+
+
+def _dot(plan: Plan, a: jax.Array, b: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
+    """Multiply two matrices over one axis of each."""
+    axes = (((contract[0],), (contract[1],)), ((), ()))
+    return lax.dot_general(a, b, axes, precision=plan.precision, preferred_element_type=jnp.float32)
+
+
+def _load_rows(plan: Plan, ref: Any, begin: jax.Array, width: int, inside: bool) -> jax.Array:
+    """Load a block of rows, with zeros past the last row and past column `width`."""
+    mask = _mask(plan, begin, ref.shape, width, inside)
+    return triton.load(ref, mask=mask, other=None if mask is None else 0.0)
+
+
+def _mask(plan: Plan, begin: jax.Array, shape: tuple[int, ...], width: int, inside: bool) -> jax.Array | None:
+    """Return where a block lies inside the array; `None` if everywhere. `inside` means that all its rows do."""
+    masks = []
+    if not inside:
+        masks.append(begin + lax.broadcasted_iota(jnp.int32, shape, 0) < plan.rows)
+    if width != shape[1]:
+        masks.append(lax.broadcasted_iota(jnp.int32, shape, 1) < width)
+    return _all(masks)
+
+
+def _all(masks: list[jax.Array]) -> jax.Array | None:
+    return functools.reduce(jnp.logical_and, masks) if masks else None
