@@ -7,7 +7,7 @@ RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q  # neighbours share compiled programs
 
-.PHONY: demo test test-all test-long lint types format bench figures clean
+.PHONY: demo test test-all test-long lint types format bench figures docs docs-serve clean
 
 # PPO on CartPole with an annealed entropy coefficient: the progress, an evaluation, and the curve with its coefficients.
 demo: $(RUN)
@@ -50,6 +50,14 @@ bench: $(RUN)
 figures: $(RUN)
 	$(BIN)/python docs/figures.py
 
+# The site, from the pages in docs/, into site/. Needs no network.
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The site at http://localhost:8000, built again whenever a page changes.
+docs-serve: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 $(BIN)/python:
@@ -65,4 +73,4 @@ $(DEV): $(RUN)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,8 +20,8 @@ from lehr.envs.builtin.chain import DeepChain
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.report.plots import COLOURS, save_figure, steps_text, tidy
 from lehr.schedules.bundle import population
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.iteration import iteration
-from lehr.training.plan import use_compilation_cache
 from lehr.training.program import assemble, initial_state
 
 CONSTANTS = ["0", "0.01", "0.03", "0.1", "0.3", "0.5", "1", "3"]

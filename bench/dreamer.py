@@ -25,7 +25,7 @@ from imitation import train
 from lehr import algorithms
 from lehr.config import build
 from lehr.envs import ActionRepeat, AnyEnvironment, make
-from lehr.training.plan import use_compilation_cache
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk, metric_names
 

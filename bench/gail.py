@@ -22,7 +22,7 @@ from lehr.acting.evaluation import evaluate
 from lehr.acting.policy import Policy
 from lehr.acting.recording import record
 from lehr.envs import make
-from lehr.training.plan import use_compilation_cache
+from lehr.training.compilation_cache import use_compilation_cache
 
 EPISODES = 4
 ENVS: dict[str, Any] = {

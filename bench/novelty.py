@@ -14,7 +14,7 @@ import numpy as np
 from imitation import train
 
 from lehr.envs.builtin.chain import DeepChain
-from lehr.training.plan import use_compilation_cache
+from lehr.training.compilation_cache import use_compilation_cache
 
 TOTAL = 300_000
 COMMON = {

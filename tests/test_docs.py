@@ -20,7 +20,7 @@ from lehr.cli import main
 from lehr.config import describe
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES_OF_ALGORITHMS = {name: ROOT / "docs" / f"{name}.md" for name in algorithms.names()}
 figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
 COMMAND_LINES = [arguments for page in PAGES for arguments in figures["commands"](page)]

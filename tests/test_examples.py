@@ -27,7 +27,7 @@ from lehr.testing import check_algorithm
 from lehr.types import Rollout
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("own_*.py"))
 SMALL = {"num_envs": 4, "horizon": 8, "evaluate_episodes": 2, "tensorboard": False, "progress": False}
 PPO = {**SMALL, "epochs": 2, "minibatches": 2}
 UPDATES = 12

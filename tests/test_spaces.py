@@ -132,7 +132,7 @@ def test_flatten_agrees_with_gymnasium(space):
             "is not supported: wrap the environment so that its space is a Box",
         ),
         (
-            lambda: from_gymnasium(gymnasium.spaces.MultiBinary(3)),
+            lambda: from_gymnasium(gymnasium.spaces.Text(3)),
             "is not supported: wrap the environment so that its space is a Box",
         ),
     ],

@@ -11,7 +11,6 @@ from lehr.errors import InputError
 
 if TYPE_CHECKING:
     from lehr import envs
-    from lehr.acting.evaluation import evaluate
     from lehr.acting.export import export
     from lehr.acting.recording import record
     from lehr.algorithms.vocabulary import resolve_coefficient, resolve_entropy_coefficient
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from lehr.sweeps.api import SweepResult, load_sweep, resume_sweep, sweep
     from lehr.sweeps.pick import pick
     from lehr.sweeps.seeds import train
-    from lehr.training.api import Result, load, resume
+    from lehr.training.api import Result, evaluate, load, resume
 
 __version__ = "0.1.0.dev0"
 
@@ -28,7 +27,7 @@ _LATER = {
     "Result": "lehr.training.api",
     "Schedule": "lehr.schedules.schedule",
     "SweepResult": "lehr.sweeps.api",
-    "evaluate": "lehr.acting.evaluation",
+    "evaluate": "lehr.training.api",
     "export": "lehr.acting.export",
     "load": "lehr.training.api",
     "load_sweep": "lehr.sweeps.api",

@@ -12,6 +12,7 @@ import importlib.util
 import re
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -106,6 +107,19 @@ def is_placeholder(text: Any) -> bool:
     (True, False)
     """
     return isinstance(text, str) and text.startswith("<") and text.endswith(">")
+
+
+def is_plain(thing: Any) -> bool:
+    """Whether a file can hold this: numbers, texts, truth values, `None`, and lists and mappings of them.
+
+    >>> is_plain({"sizes": (3, 4), "mode": None}), is_plain({"body": object()})
+    (True, False)
+    """
+    if isinstance(thing, Mapping):
+        return all(isinstance(name, str) and is_plain(value) for name, value in thing.items())
+    if isinstance(thing, list | tuple):
+        return all(map(is_plain, thing))
+    return thing is None or type(thing) in (bool, int, float, str)
 
 
 def offered(group: str) -> dict[str, metadata.EntryPoint]:

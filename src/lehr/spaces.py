@@ -261,27 +261,6 @@ def to_gymnasium(space: Space) -> Any:
             return spaces.Dict({name: to_gymnasium(inner) for name, inner in space.spaces.items()})
 
 
-MASK = "action_mask"
-"""The entry of an observation that says which actions are possible, by the convention of PettingZoo and Jumanji."""
-
-
-def without_action(observation_space: Space, action_space: Space, obs: Any) -> Any:
-    """Where no action is possible, by the observation's mask of a discrete action: bool `[...]`, NumPy or JAX.
-
-    `None` if observations have no such mask. One that is not bool or integer is not a mask.
-
-    >>> space = Dict({"action_mask": Box(0, 1, (2,), np.int8)})
-    >>> without_action(space, Discrete(2), {"action_mask": np.array([[0, 1], [0, 0]], np.int8)}).tolist()
-    [False, True]
-    """
-    if not isinstance(observation_space, Dict) or not isinstance(action_space, Discrete):
-        return None
-    mask = observation_space.spaces.get(MASK)
-    if not isinstance(mask, Box) or mask.shape != (action_space.n,) or mask.dtype.kind not in "biu":
-        return None
-    return ~(obs[MASK] != 0).any(-1)
-
-
 def from_gymnasium(space: Any) -> Space:
     """Convert a Gymnasium space."""
     spaces = _gymnasium_spaces()
@@ -292,11 +271,13 @@ def from_gymnasium(space: Any) -> Space:
             return Discrete(int(space.n))
         case spaces.MultiDiscrete() if space.nvec.ndim == 1 and not space.start.any():
             return MultiDiscrete(tuple(space.nvec))
+        case spaces.MultiBinary():
+            return Box(0, 1, space.shape, np.int8)
         case spaces.Dict():
             return Dict({name: from_gymnasium(inner) for name, inner in space.spaces.items()})
     raise InputError(
-        f"The Gymnasium space {space} is not supported: wrap the environment so that its space is a Box, a Discrete or "
-        "one-dimensional MultiDiscrete that starts at 0, or a Dict of these."
+        f"The Gymnasium space {space} is not supported: wrap the environment so that its space is a Box, a "
+        "MultiBinary, a Discrete or one-dimensional MultiDiscrete that starts at 0, or a Dict of these."
     )
 
 

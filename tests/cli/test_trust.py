@@ -68,6 +68,7 @@ NAMES = [
     {"env": "os:system", "env_parameters": {"command": "touch marker"}},
     {"env": "evil_task:task"},
     {"env": "evil_task:anything"},
+    {"env": "evil_task:Registered-v0"},
     {"env": "gym:evil_task:task-v0"},
     {"env": "pettingzoo:evil_task"},
     {"env": "gym:GymV26Environment-v0", "env_parameters": {"env_id": "evil_task:task-v0"}},
@@ -103,6 +104,29 @@ def test_another_spelling_of_a_key_is_no_way_around(stranger):
     checkpoint.amend(run / "checkpoints", lambda meta: {"env_steps": 16})  # a run of an older version
     with pytest.raises(InputError, match="if you trust it"):
         lehr.load(run)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env_id": "gym:evil_task:task-v0"},
+        {"ENV_NAME": "evil_task:Maze-v0"},
+        {"env_kwargs": {"a": "evil_task:task-v0"}},
+    ],
+    ids=str,
+)
+def test_nor_is_the_name_of_another_library(stranger, changes):
+    change, marker = stranger
+    run = change()
+    given = yaml.safe_load((run / "config.yaml").read_text())
+    given = {name: value for name, value in given.items() if name not in ("env", "env_parameters")}
+    (run / "config.yaml").write_text(yaml.safe_dump(given | changes))
+    checkpoint.amend(run / "checkpoints", lambda meta: {"env_steps": 16})  # a run of an older version
+    for call in (lehr.load, lehr.resume):
+        with pytest.raises(InputError, match="if you trust it"):
+            call(run)
+    assert main(["train", "ppo", "--config", str(run / "config.yaml"), "--run-dir", "new"]) == 2
+    assert not marker.exists()
 
 
 def test_nor_are_the_settings_in_a_checkpoint(stranger):

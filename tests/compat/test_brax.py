@@ -21,7 +21,7 @@ import pytest
 
 import lehr
 from lehr.compat.brax import load_policy, saving, train, upstream
-from lehr.compat.brax.arguments import adaptive_rate
+from lehr.compat.brax.arguments import adaptive_rate, network_maker
 from lehr.compat.brax.coefficients import NAMES, annealed, bound_coefficients
 from lehr.compat.brax.epoch import BraxParams, CarriedState
 from lehr.compat.brax.loss import (
@@ -352,6 +352,12 @@ def test_arguments_and_defaults_equal_those_of_brax():
     [
         ({"entropy_cost": "0.1 -> 0", "entropy_cost_end": 0.1}, "give entropy_cost as a number"),
         ({"entropy_cost_end": 0.1, "entropy_schedule": "cosin"}, "did you mean 'cosine'"),
+        (
+            {"entropy_schedule": "cosine"},
+            "but entropy_cost_end, the value it leads to, is not given; set entropy_cost_end",
+        ),
+        ({"network_factory": {"policy_hidden_sizes": (8,)}}, "'policy_hidden_sizes', which make_ppo_networks lacks"),
+        ({"network_factory": "mlp"}, "network_factory is 'mlp'; give a function such as make_ppo_networks"),
         ({"discounting": "0.9 -> 1.1"}, "discounting is '0.9 -> 1.1 over 64', which reaches 1.1"),
         ({"entropy_cost": "auto(target_entropy=0.5)"}, "which adapts to a metric; give a number"),
         (
@@ -676,6 +682,34 @@ def test_what_training_reports(fast):
     assert [step for step, _ in kept] == [0, 2 * STEPS, 4 * STEPS]
     assert [int(params[0].count) for _, params in kept] == [0, 2 * STEPS, 4 * STEPS]
     assert_same(kept[-1][1], params)
+
+
+@pytest.mark.parametrize("suite", ["locomotion", "manipulation"])
+def test_the_network_factory_of_a_playground_config_holds_options_of_brax_s(suite):
+    """As Playground's own script reads it: the network has the layers and observation keys of the config."""
+    pytest.importorskip("mujoco_playground")
+    with by_their_rules(), contextlib.redirect_stdout(io.StringIO()):
+        published = importlib.import_module(f"mujoco_playground.config.{suite}_params")
+    name = {"locomotion": "Go1JoystickFlatTerrain", "manipulation": "LeapCubeReorient"}[suite]
+    given = published.brax_ppo_config(name).network_factory
+    made = network_maker(given, vision=False)({"state": (5,), "privileged_state": (7,)}, 2)
+    policy, value = (network.init(jax.random.key(0))["params"] for network in (made.policy_network, made.value_network))
+    assert policy["hidden_0"]["kernel"].shape == (5, given.policy_hidden_layer_sizes[0])
+    assert value["hidden_0"]["kernel"].shape == (7, given.value_hidden_layer_sizes[0])
+    assert len(policy) == len(given.policy_hidden_layer_sizes) + 1
+
+
+def test_the_drop_in_caches_what_it_compiles_unless_that_is_turned_off(fast, tmp_path, monkeypatch):
+    kept = {name: getattr(jax.config, name) for name in jax.config.values if "cache" in name}
+    try:
+        for place, expected in (("off", None), (str(tmp_path), str(tmp_path))):
+            monkeypatch.setenv("LEHR_CACHE", place)
+            jax.config.update("jax_compilation_cache_dir", None)
+            train(fast, 0, **SMALL)
+            assert jax.config.jax_compilation_cache_dir == expected
+    finally:
+        for name, value in kept.items():
+            jax.config.update(name, value)
 
 
 @pytest.mark.slow

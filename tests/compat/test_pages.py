@@ -17,7 +17,7 @@ import pytest
 import lehr
 from lehr import algorithms, config
 from lehr.algorithms.vocabulary import coefficient, coefficients
-from lehr.envs.registry import adapter
+from lehr.envs.adapters import adapter
 from lehr.networks import NetworkConfig
 from lehr.training.plan import RunConfig
 
@@ -167,6 +167,20 @@ def test_the_names_of_rllib():
                         defaults.setdefault((file, target.attr), node.value.value)
     latest = {name: value for (_, name), value in defaults.items()}
     check_theirs("You use RLlib", latest)
+
+
+def test_the_table_of_names_is_that_of_the_fields():
+    """Every name of another library that a static setting has; those of coefficients are in docs/schedules.md."""
+    classes = [RunConfig, algorithms.find("ppo").Config, NetworkConfig, algorithms.find("trpo").Config]
+    fields = {field.name: field for cls in classes for field in config.describe(cls)}
+    lines = []
+    for name, field in fields.items():
+        converted = [f"`{found.name}` (converted)" for found in field.names.conversions]
+        called = [*(f"`{alias}`" for alias in field.names.aliases), *converted]
+        if called:
+            lines.append(f"| `{name}` | {', '.join(called)} |")
+    table = "\n".join(lines)
+    assert table in section(MIGRATION, "Names from other libraries"), table
 
 
 # Migration: the same training ------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lehr.algorithms import ppo
+from lehr import algorithms
+from lehr.algorithms import a2c, ppo
 from lehr.algorithms.settings import ClippedSettings
 from lehr.config import (
     Coef,
@@ -34,6 +35,7 @@ from lehr.config import (
 from lehr.errors import InputError
 from lehr.networks.actor_critic import NetworkConfig
 from lehr.schedules import Coefficient, Controller, coefficient_schedule, constant, linear, plateau, schedule
+from lehr.training.plan import RunConfig, settings_classes
 
 TOTAL = 1000
 ENTROPY = ("ent_coef", "entropy_cost", "entropy_coeff")
@@ -278,6 +280,126 @@ def test_a_setting_of_another_library_that_looks_like_ours_is_told_apart():
             build([ppo.Config], {key: 0.01})
         name, _, text = instead.partition("=")
         build([ppo.Config], {name: text.strip("'")})
+
+
+# Names from other libraries --------------------------------------------------------------------------------------
+
+PPO = [RunConfig, ppo.Config, NetworkConfig]
+
+
+def settings(**given):
+    return {name: value for config in build(PPO, given) for name, value in vars(config).items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # Stable-Baselines3
+        (
+            {"n_envs": 4, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "total_timesteps": 1e6},
+            {"num_envs": 4, "horizon": 2048, "minibatches": 4 * 2048 // 64, "epochs": 10, "total_steps": 1_000_000},
+        ),
+        ({"activation_fn": type("ReLU", (), {})}, {"activation": "relu"}),
+        ({"net_arch": [64, 32]}, {"hidden_sizes": (64, 32), "critic_hidden_sizes": None}),
+        ({"net_arch": {"pi": [32], "vf": [64, 64]}}, {"hidden_sizes": (32,), "critic_hidden_sizes": (64, 64)}),
+        (
+            {"normalize_advantage": False, "log_std_init": -1},
+            {"standardise_advantages": False, "initial_log_std": -1.0},
+        ),
+        # CleanRL
+        (
+            {"env_id": "Acrobot-v1", "num_steps": 128, "num_minibatches": 4, "update_epochs": 3, "norm_adv": False},
+            {"env": "Acrobot-v1", "horizon": 128, "minibatches": 4, "epochs": 3, "standardise_advantages": False},
+        ),
+        ({"minibatch_size": "256", "num_envs": 8, "num_steps": 128}, {"minibatches": 4}),
+        # PureJaxRL
+        ({"NUM_ENVS": 4, "NUM_STEPS": 128, "LR": 1e-4}, {"num_envs": 4, "horizon": 128, "learning_rate": 1e-4}),
+        # Brax
+        (
+            {"num_timesteps": 10**6, "unroll_length": 20, "num_updates_per_batch": 4, "normalize_observations": True},
+            {"total_steps": 10**6, "horizon": 20, "epochs": 4, "normalise_observations": True},
+        ),
+        # RLlib
+        (
+            {"train_batch_size": 4096, "num_envs": 8, "sgd_minibatch_size": 128, "num_sgd_iter": 30},
+            {"horizon": 512, "minibatches": 32, "epochs": 30},
+        ),
+        # rsl_rl
+        (
+            {"num_steps_per_env": 24, "num_mini_batches": 4, "num_envs": 16, "max_iterations": 10},
+            {"horizon": 24, "minibatches": 4, "total_steps": 24 * 16 * 10},
+        ),
+        ({"optimizer": "adamw", "normalize_rewards": "yes"}, {"optimiser": "adamw", "normalise_rewards": True}),
+    ],
+)
+def test_the_names_of_other_libraries_mean_what_they_mean_there(given, expected):
+    found = settings(**given)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"batch_size": 48}, "num_envs · horizon = 32 · 64 = 2048 env steps, which is not a multiple"),
+        ({"batch_size": 64, "minibatches": 3}, "batch_size is 64, which means minibatches=32, but minibatches is 3"),
+        ({"batch_size": "many"}, "batch_size is 'many'; give a whole number"),
+        ({"train_batch_size": 100}, "train_batch_size is 100 env steps, which 32 environments cannot share"),
+        (
+            {"unroll_length": 10, "batch_size": 256, "num_minibatches": 8, "num_envs": 512},
+            "in Brax it counts segments of unroll_length steps, .* write horizon=40, minibatches=8, without",
+        ),
+        ({"n_steps": 8, "num_steps": 9}, "horizon is given twice, as 'n_steps' and as 'num_steps'"),
+        ({"ent_coef": 0.02, "ent_coef_final": 0.001}, "'ent_coef_final'; .* write entropy_coef='0.02 -> 0.001'"),
+        ({"entropy_cost_end": 0.002}, "'entropy_cost_end'; .* write entropy_coef='0.01 -> 0.002'"),
+        ({"anneal_lr": True}, "'anneal_lr'; .* write learning_rate='0.001 -> 0'"),
+        ({"callback": print}, "'callback': pass a function as progress_fn="),
+        ({"num_workers": 2}, "'num_workers': in RLlib it is a factor"),
+        ({"mlp_layers": 2}, "did you mean 'hidden_sizes', "),
+        ({"exploration": 2}, r"did you mean 'entropy_coef'\?$"),
+        ({"xyzzy": 2}, r"no setting 'xyzzy'; docs/migration.md lists what other libraries call settings\.$"),
+    ],
+)
+def test_what_differs_is_explained_and_what_is_unknown_gets_few_suggestions(given, sentence):
+    with pytest.raises(InputError, match=sentence) as caught:
+        settings(**given)
+    assert str(caught.value).count("'") <= 2 * 6
+
+
+def test_an_algorithm_without_minibatches_says_so():
+    with pytest.raises(InputError, match="'batch_size': this algorithm learns from a whole rollout at once"):
+        build([RunConfig, a2c.Config], {"batch_size": 64})
+
+
+def test_a_name_of_another_library_replaces_what_it_decides_in_a_file():
+    """As when a run is resumed: its file has every setting."""
+    found = merge(PPO, {"minibatches": 8, "horizon": 64}, {"batch_size": 1024, "n_steps": 128})
+    assert found == {"horizon": 128, "batch_size": 1024}
+    assert settings(**found)["minibatches"] == 32 * 128 // 1024
+
+
+def test_the_names_of_other_libraries_are_flags_too():
+    made = argparse.ArgumentParser(prog="lehr train")
+    add_flags(made, PPO, ["run", "ppo", "network"])
+    words = ["--n-envs", "4", "--n_steps", "64", "--batch-size", "32", "--no-normalize-advantage", "--net-arch", "8,8"]
+    given = given_flags(made.parse_args([*words, "--total-timesteps", "1k", "--optimizer", "adamw"]))
+    found = settings(**given)
+    assert (found["num_envs"], found["horizon"], found["minibatches"], found["total_steps"]) == (4, 64, 8, 1000)
+    assert (found["standardise_advantages"], found["hidden_sizes"], found["optimiser"]) == (False, (8, 8), "adamw")
+    assert "--n-envs" not in made.format_help()
+    with pytest.raises(InputError, match=r"no option '--entropy-cost-end'; .* write entropy_coef='0.01 -> 0.003'"):
+        refuse_unknown(made, made.parse_known_args(["--entropy-cost-end", "0.003"])[1])
+    with pytest.raises(InputError, match="no option '--callback': pass a function as progress_fn="):
+        refuse_unknown(made, ["--callback", "print"])
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_no_two_settings_of_an_algorithm_have_the_same_name(name):
+    fields = [field for cls in settings_classes(name) for field in describe(cls)]
+    spelled = [
+        word for field in fields for word in (field.name, *field.aliases, *(c.name for c in field.names.conversions))
+    ]
+    own = {field.name for field in fields}
+    assert sorted(word for word in set(spelled) if spelled.count(word) > 1 and word not in own) == []
 
 
 @pytest.mark.parametrize("key", ["discount_schedule", "gamma"])

@@ -11,7 +11,8 @@ import pytest
 
 import lehr
 from lehr.envs import Environment, check_env, make
-from lehr.spaces import Box, Dict, Discrete, without_action
+from lehr.masks import without_action
+from lehr.spaces import Box, Dict, Discrete
 from lehr.training.loop import RunFailed
 from lehr.types import Timestep
 from tests.small import SMALL
@@ -61,7 +62,34 @@ class MaskedOnHost(gymnasium.Env):
         return self._obs(), 1.0, self.count >= 4, False, {}
 
 
+class Forbidding(gymnasium.Env):
+    """A mask in `info`, a different one at every step; an action that it forbids raises an error."""
+
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+    observation_space = gymnasium.spaces.Box(0, 4, (1,), np.float32)
+
+    def __init__(self, forgets=False):
+        self.forgets = forgets
+
+    def _answer(self):
+        self.masks = tuple(self.np_random.permuted([1] + [0] * (n - 1)).astype(np.int8) for n in (2, 3))
+        is_told = not self.forgets or self.count == 0
+        return np.array([self.count], np.float32), {"action_mask": self.masks} if is_told else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._answer()
+
+    def step(self, action):
+        assert all(mask[choice] for mask, choice in zip(self.masks, action, strict=True))
+        self.count += 1
+        obs, info = self._answer()
+        return obs, 1.0, self.count >= 4, False, {} if self.count >= 4 else info
+
+
 gymnasium.register("MaskedOnHost-v0", MaskedOnHost)
+gymnasium.register("Forbidding-v0", Forbidding)
 HOST = "gym:tests.envs.test_masks:MaskedOnHost-v0"
 
 
@@ -79,6 +107,38 @@ def test_on_the_device_it_is_counted_and_told_once(empty, expected, tmp_path, ca
     assert result.metrics["environment/broken_masks"].tolist() == [expected] * 3
     said = "The environment Masked returned 8 observations whose action_mask allows no action, in update 1; there, any"
     assert [said in record.message for record in caplog.records] == [True] * bool(expected)
+    if empty >= 0:
+        problems = check_env(Masked(empty), num_steps=8, num_envs=2)
+        said = "The action_mask of step allows no action in 4 of 16 observations: allow at least one while an episode"
+        assert [said in problem for problem in problems] == [True] * bool(expected)
+
+
+def test_a_mask_in_info_is_followed(tmp_path):
+    name = HOST.replace("MaskedOnHost", "Forbidding")
+    env = make(name)
+    assert env.observation_space == Dict({"action_mask": Box(0, 1, (5,), np.int8), "observation": Box(0, 4, (1,))})
+    result = lehr.train(env=name, run_dir=tmp_path / "run", total_steps=64, **SMALL)
+    assert result.final["episode/length"] == 4
+    assert result.final["policy/entropy"] == 0, "there is never a choice"
+    problem = f"The environment {name} gave nothing as info['action_mask'], but must give an array of shape (5,)"
+    assert check_env(make(name, forgets=True))[0].startswith(problem)
+    assert make(name, vectorization="async").observation_space == env.observation_space
+
+
+def test_players_that_take_turns_only_make_legal_moves(tmp_path):
+    """The two returns of a game of legal moves sum to 0; an illegal move costs the one who makes it 1."""
+    pytest.importorskip("pettingzoo")
+    name = "pettingzoo:classic.tictactoe_v3"
+    result = lehr.train(env=name, run_dir=tmp_path / "run", total_steps=256, **SMALL)
+    returns, lengths = (result.metrics[f"episode/{field}"] for field in ("return", "length"))
+    assert np.nanmax(np.abs(returns)) == 0
+    assert np.nanmin(lengths) >= 5
+    # A player that waits can only do nothing, which its policy gives a probability of 1.
+    batch = make(name).start(1)
+    first = batch.reset(np.zeros(1, np.uint32))["action_mask"]
+    assert first.tolist() == [[1] * 9, [1] + [0] * 8]
+    then = batch.step(np.array([4, 0])).obs["action_mask"]
+    assert then.tolist() == [[1] + [0] * 8, [1, 1, 1, 1, 0, 1, 1, 1, 1]]
 
 
 def test_only_the_mask_of_a_discrete_action_is_read():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lehr import envs
-from lehr.envs.registry import adapter
+from lehr.envs.adapters import adapter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 ROWS = re.findall(r"^\| `([\w-]+-v\d)` \| (.+?) \| (.+?) \| (\d+|none) \|", PAGE, re.MULTILINE)

@@ -1,4 +1,5 @@
 import sys
+from functools import partial
 from importlib import invalidate_caches
 
 import jax
@@ -6,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from lehr.envs import Environment, TimeLimit, make, names, register, registry
-from lehr.envs.builtin.classic import CartPole
+from lehr.envs.builtin.classic import Acrobot, CartPole
 from lehr.errors import InputError
 from lehr.spaces import Dict
 
@@ -26,7 +27,10 @@ def test_make_applies_the_standard_time_limit_and_the_parameters():
 def test_make_takes_objects_and_import_paths():
     env = CartPole()
     assert make(env) is env
-    assert make("lehr.envs.builtin.classic:CartPole", force=5.0) == CartPole(force=5.0)
+    assert make("lehr.envs.builtin.classic:CartPole", force=5.0) == TimeLimit(CartPole(force=5.0), 500)
+    assert make(CartPole, force=5.0) == TimeLimit(CartPole(force=5.0), 500), "a class is what its import path is"
+    assert make(lambda force: CartPole(force=force), force=5.0) == CartPole(force=5.0)
+    assert make(partial(CartPole, force=4.0), gravity=1.0) == TimeLimit(CartPole(force=4.0, gravity=1.0), 500)
 
 
 def test_register_adds_a_name(monkeypatch):
@@ -34,8 +38,20 @@ def test_register_adds_a_name(monkeypatch):
     assert register("Mine-v0", max_steps=7)(CartPole) is CartPole
     assert names() == ["Mine-v0"]
     assert make("Mine-v0") == TimeLimit(CartPole(), 7)
-    with pytest.raises(ValueError, match="An environment named 'Mine-v0' is already registered: choose another name"):
-        register("Mine-v0")
+    sentence = r"An environment named 'Mine-v0' is already registered \(.*:CartPole\): choose another name"
+    with pytest.raises(InputError, match=sentence):
+        register("Mine-v0")(Acrobot)
+
+
+def test_the_cell_of_a_notebook_may_run_twice(monkeypatch):
+    monkeypatch.setattr("lehr.envs.registry._registry", {})
+    cell = "@register('Mine-v0', max_steps=LIMIT)\nclass Mine(CartPole):\n    pass"
+    for limit in (7, 8):
+        names = {"register": register, "CartPole": CartPole, "__name__": "__main__", "LIMIT": limit}
+        exec(cell, names)
+    assert make("Mine-v0") == TimeLimit(names["Mine"](), 8)
+    assert registry.full_name("Mine-v0") == "Mine-v0"
+    assert not registry.is_found_elsewhere("Mine-v0")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +59,9 @@ def test_register_adds_a_name(monkeypatch):
     [
         ("cartpole-v1", {}, "no environment named 'cartpole-v1' .did you mean 'CartPole-v1'"),
         ("Nothing", {}, "no environment named 'Nothing': choose one of Acrobot-v1, "),
+        ("Ant-v5", {}, "no environment named 'Ant-v5' .did you mean 'gym:Ant-v5'"),
+        ("tests.small:Maze-v0", {}, "The module 'tests.small' registers no environment 'Maze-v0'; correct the name"),
+        ("no_such_module:Maze-v0", {}, "'no_such_module:Maze-v0' could not be imported"),
         ("CartPole", {}, "did you mean 'CartPole-v1'"),
         ("MountainCarContinous-v0", {}, "did you mean 'MountainCarContinuous-v0'"),
         ("no_such_module:Env", {}, "could not be imported"),

@@ -213,14 +213,21 @@ TINY = {**DEFINITION, "samples": 2, "seeds": 1, "confirm": False}
 
 def test_an_environment_object_is_named_in_the_definition(tmp_path):
     """Otherwise a resumed sweep would train on the default environment."""
-    env = lehr.envs.make("Acrobot-v1")
+    env = lehr.envs.TimeLimit(lehr.envs.make("Acrobot-v1").env, 50)
     definition = {**TINY, "settings": {name: value for name, value in SMALL.items() if name != "env"}}
     found = lehr.sweep(definition, out=tmp_path / "s", env=env, progress=False)
-    assert found.results.env == type(env).__name__
+    assert found.results.env == "<TimeLimit>"
     assert found.results.scores.max() < 0  # each step of Acrobot costs 1, each of CartPole earns 1
     (SweepDirectory(tmp_path / "s").wave_path(0) / "status.json").unlink()
-    with pytest.raises(InputError, match=f"There is no environment named '{type(env).__name__}'"):
+    with pytest.raises(InputError, match="The environment was <TimeLimit>, which cannot be created from the files"):
         lehr.resume_sweep(tmp_path / "s", progress=False)
+
+
+def test_an_environment_object_with_a_name_is_saved_with_its_parameters():
+    env = lehr.envs.make("CartPole-v1", gravity=2.0)
+    wanted = {"horizon": 8, "env": "CartPole-v1", "env_parameters": {"gravity": 2.0}}
+    assert api._with_environment({"horizon": 8, "env": "Acrobot-v1"}, env) == wanted
+    assert api._with_environment(wanted, env) == wanted
 
 
 def test_if_all_members_diverge_nothing_is_the_best(tmp_path):
@@ -259,21 +266,26 @@ else:
 
 
 @pytest.mark.parametrize(
-    ("evolves", "least", "most", "seconds"),
+    ("changes", "least", "most", "seconds"),
     [
-        *(pytest.param(evolves, 2, 6, 120, marks=pytest.mark.slow) for evolves in (False, True)),
-        *(pytest.param(evolves, 20, 20, 1800, marks=pytest.mark.long) for evolves in (False, True)),
+        *(pytest.param(changes, 2, 6, 120, marks=pytest.mark.slow) for changes in ("nothing", "evolution")),
+        *(
+            pytest.param(changes, 20, 20, 1800, marks=pytest.mark.long)
+            for changes in ("nothing", "evolution", "halving")
+        ),
     ],
 )
-def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(evolves, least, most, seconds, tmp_path):
+def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(changes, least, most, seconds, tmp_path):
     definition = {**DEFINITION, "settings": {**SMALL, "total_steps": 32 * 100 * most}}
-    if evolves:
+    if changes == "halving":
+        definition |= {"halving": {"places": 3, "first": 32 * 70, "factor": 2}, "confirm": False}
+    if changes == "evolution":
         definition |= {
             "evolution": {"interval": "10%"},
             "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
             "confirm": {"top": 1, "seeds": 2},
         }
-    rng = np.random.default_rng(evolves)
+    rng = np.random.default_rng(len(changes))
 
     def ended(path, after):
         order = {"definition": definition, "out": str(path), "seconds": after}

@@ -10,7 +10,7 @@ import lehr
 from lehr.algorithms.ppo import Algorithm
 from lehr.config import to_yaml
 from lehr.errors import InputError
-from lehr.sweeps.definition import Definition, EvolutionSettings, check_trust
+from lehr.sweeps.definition import Definition, EvolutionSettings, HalvingSettings, check_trust
 from lehr.sweeps.samplers import configurations
 from lehr.training.plan import make_plan
 
@@ -76,10 +76,13 @@ def test_file(definition):
 def test_examples_of_the_page(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text(encoding="utf-8")
     found = re.findall(r"^```yaml\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    first, example, conditions, confirm, evolution = found
+    first, example, conditions, confirm, halving, evolution = found
     assert len(configurations(read(tmp_path, first))) == 32
     assert read(tmp_path, first + confirm).confirm == read(tmp_path, first).confirm == (5, 5)
     assert read(tmp_path, evolution).evolution == EvolutionSettings()
+    assert read(tmp_path, first + halving).halving == HalvingSettings(places=16)
+    assert read(tmp_path, first + "halving: {}").halving == HalvingSettings()
+    assert read(tmp_path, first + halving).confirm == (0, 0)
     assert len(configurations(read(tmp_path, example))) == 200
     more = example.replace("  hidden_sizes", "  epochs: [2, 4, 8]\n  hidden_sizes")
     more = re.sub(r"conditions:\n(  - .*\n)+", conditions, more)
@@ -278,6 +281,19 @@ def test_bad_parameters(parameters, message):
     ("others", "message"),
     [
         ({"sampels": 3}, "A sweep has no key 'sampels'; did you mean 'samples'?"),
+        ({"halving": 3}, "halving is 3; write lines of 'name: value' under it"),
+        ({"halving": {"rungs": 3}}, "halving has no part 'rungs'; known: places, first, factor"),
+        ({"halving": {"factor": 1}}, "halving.factor is 1; give a whole number, from 2 to 100000"),
+        ({"halving": {"factor": 2.5}}, "halving.factor is 2.5; give a whole number"),
+        ({"halving": {"places": 0}}, "halving.places is 0; give a whole number, from 1 to 100000"),
+        ({"halving": {"first": "2M"}}, "halving.first is '2M'; it must be above 0 and less than the budget"),
+        ({"halving": {"first": "early"}}, "halving.first: .*early"),
+        ({"halving": {}, "evolution": {}}, "The sweep has both evolution and halving, .*; remove one of them"),
+        ({"halving": {}, "sampler": "optuna:TPESampler"}, "sampler is optuna:TPESampler, which learns from the scores"),
+        (
+            {"halving": {}, "settings": {"evaluate_every": "1k"}},
+            "evaluate_every is '1k', but with halving, members are evaluated only at their end",
+        ),
         ({"algorithm": None}, "names no algorithm"),
         ({"algorithm": "pppo"}, "no algorithm 'pppo'; did you mean 'ppo'?"),
         ({"parameters": {}}, "has no parameters; add what to sweep"),

@@ -35,9 +35,8 @@ def rates(state):
 
 
 def after(state, returns, updates):
-    members = state.members._replace(updates=jnp.full(8, updates, jnp.uint32))
     metrics = {"episode/count": jnp.full(8, 2.0), "episode/return": jnp.asarray(returns, jnp.float32)}
-    return jax.jit(PBT)(state._replace(members=members), metrics)
+    return jax.jit(PBT)(state._replace(updates=jnp.uint32(updates)), metrics)
 
 
 def test_the_worst_quarter_becomes_copies_of_the_best_with_perturbed_coefficients(population):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lehr.sweeps.ranking import rank
-from lehr.sweeps.results import Results
+from lehr.sweeps.results import Halved, Results
 from lehr.sweeps.statistics import bootstrap, interquartile_mean, mean, probability_of_improvement
 from tests.sweeps.example_results import example_results
 
@@ -51,6 +51,18 @@ def test_a_failed_member_counts_as_the_worst_score(failure):
     assert ranking.selected.value.tolist() == [4, 3.5, 2]
     assert ranking.failed.tolist() == [1, 0, 0]
     assert np.isnan(ranking.runs[0]).tolist() == [False, True]
+
+
+def test_configurations_that_were_stopped_come_last_by_how_far_they_came():
+    stopped = np.array([[1, 1], [0, 0], [1, 1], [0, 1], [1, 1]], bool)
+    scores = np.where(stopped, np.nan, [[0, 0], [6, 8], [0, 0], [9, 0], [0, 0]])
+    steps = np.array([[100, 100], [900, 900], [300, 100], [900, 300], [300, 100]])
+    rungs = np.array([[50, 60], [20, 20], [30, 10], [20, 20], [40, 10]])
+    ranking = rank(results_of(scores, halved=Halved(steps, rungs, stopped)))
+    assert ranking.order.tolist() == [3, 1, 4, 2, 0]  # 4 and 2 came further than 0, and 4 was better there than 2
+    assert ranking.selected.value[[3, 1]].tolist() == [7.5, 7]  # the stopped one counts as the worst, 6
+    assert np.isnan(ranking.selected.value[[0, 2, 4]]).all()
+    assert ranking.failed.tolist() == [0] * 5
 
 
 def test_a_place_without_a_member_is_no_run():

@@ -19,6 +19,7 @@ from lehr.sweeps.headline import facts, number, verdict
 from lehr.sweeps.ranking import rank
 from lehr.sweeps.report import write_report
 from lehr.sweeps.report_data import command, plain, report_data
+from lehr.sweeps.results import Halved
 from lehr.sweeps.statistics import performance_profile
 from tests.sweeps.example_results import example_results
 
@@ -291,6 +292,17 @@ def test_fresh_runs_that_failed_are_told(tmp_path):
     assert [each["fresh_failed"] for each in configurations] == [1, 0]
 
 
+def halved_case():
+    """Results of a sweep of which most members were stopped at a tenth of the budget."""
+    results = example_results(30, 1, again=0, failures=0)
+    stopped = np.arange(30)[:, None] >= 4
+    returns, rates = results.returns.copy(), results.schedules["learning_rate"].copy()
+    returns[12:, 4:], rates[12:, 4:] = np.nan, np.nan
+    halved = Halved(np.where(stopped, 50_000.0, 500_000.0), np.full((30, 1), 20.0), stopped)
+    scores = np.where(stopped, np.nan, results.scores)
+    return replace(results, returns=returns, scores=scores, schedules={"learning_rate": rates}, halved=halved)
+
+
 def edge_case(name):
     """Results at the edges of what a sweep may give."""
     results = example_results(12, 3)
@@ -307,6 +319,7 @@ def edge_case(name):
         "all failed": replace(results, scores=results.scores * np.nan, again={}, returns=results.returns * np.nan),
         "equal scores": replace(example_results(30, 2, again=0), scores=np.full((30, 2), 3.0)),
         "fewer seeds": replace(results, members=np.where(np.arange(3) < [[1], [3], [2]] * 4, results.members, -1)),
+        "stopped early": halved_case(),
         "values missing": replace(results, parameters={"x": [None, 1.5] * 6, "y": [None, "a"] * 6, "z": [None] * 12}),
     }[name]
 
@@ -320,6 +333,7 @@ EDGES = [
     "equal scores",
     "fewer seeds",
     "values missing",
+    "stopped early",
 ]
 
 

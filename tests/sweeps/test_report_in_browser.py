@@ -4,7 +4,7 @@ import pytest
 
 from lehr.sweeps.ranking import rank
 from lehr.sweeps.report import write_report
-from tests.sweeps.browser import CHROMIUM, Browser
+from tests.browser import CHROMIUM, Browser
 from tests.sweeps.example_results import example_results
 from tests.sweeps.test_report import EDGES, EVIL, edge_case, replace
 

@@ -324,13 +324,30 @@ def test_a_trained_policy_is_evaluated_and_filmed(train, tmp_path):
 
 def test_a_vector_environment_that_was_given_is_trained_on(train):
     vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
-    result = train(vector, total_steps=640)
+    result = train(vector, total_steps=640, evaluate_episodes=3)
     assert result.final["env_steps"] == 640
+    assert 1 <= result.final["evaluate/return"] <= 500
     assert not vector.closed
-    with pytest.raises(InputError, match="so there are none for evaluation: set evaluate_episodes=0"):
-        train(vector, "other", total_steps=640, evaluate_episodes=10)
+    assert result.config["env"] == "gym:CartPole-v1"
+    assert lehr.load(result.run_dir).env.vectorization == "vector"
     with pytest.raises(InputError, match="has 4 environments, but num_envs is 5: set num_envs=4"):
         train(vector, "other", total_steps=640, num_envs=5)
+
+
+def test_environments_that_exist_once_need_no_settings_of_their_own(train):
+    """Their number is theirs, they are not evaluated, and the run says so."""
+    vector = gymnasium.wrappers.vector.RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", num_envs=2))
+    settings = {name: value for name, value in SMALL.items() if name not in ("num_envs", "evaluate_episodes")}
+    plan = make_plan("ppo", settings, vector)
+    assert (plan.settings.num_envs, plan.run.evaluate_episodes) == (2, 0)
+    later, off = plan.notes
+    assert later.startswith("The files of this run cannot say how to create CartPoleVectorEnv, so resume, load")
+    assert off.startswith("This run is not evaluated")
+    with pytest.raises(InputError, match=r"target_return is 5, but the environments of .* remove target_return"):
+        make_plan("ppo", settings | {"target_return": 5}, vector)
+    result = train(vector, total_steps=32, num_envs=2)
+    assert lehr.evaluate(result, episodes=3, env=vector).returns.shape == (3,)
+    assert lehr.evaluate(result.run_dir, env="gym:CartPole-v1", episodes=2).returns.shape == (2,)
 
 
 # Learning ------------------------------------------------------------------------------------------------------------

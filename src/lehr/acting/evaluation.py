@@ -128,7 +128,7 @@ class HostEvaluator:
 
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Run the episodes, with the most likely actions or with sampled ones."""
-        count = min(self.episodes, TOGETHER)
+        count = self.env.fixed_size or min(self.episodes, TOGETHER)
         batch = begin(self.env, count)
         try:
             return self._run(batch, count, Policy(self.policy, learned), key, greedy)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from lehr.acting.agent import Agent, act, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
+from lehr.masks import without_action
 from lehr.maths.losses import weighted_mean
 from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
-from lehr.spaces import without_action
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4

@@ -4,24 +4,113 @@ An algorithm's `Config` inherits from the groups it uses and adds its own fields
 field, as in `num_envs: int = 16` or `discount: Coef = 0.98`, and inherits its range, aliases and help text.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from lehr.config import Coef, HashableDict, Plugin, check_counts
+from lehr.config import Coef, Conversion, HashableDict, Names, Plugin, check_counts, count_of
+from lehr.errors import InputError
 from lehr.schedules.coefficient import Coefficient
+
+
+def _horizon_of_batch(name: str) -> Callable[[Any, Callable[[str], Any]], dict[str, Any]]:
+    """Convert the env steps of a whole batch, under this name, to steps per environment."""
+
+    def convert(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+        steps, num_envs = count_of(name, given), value("num_envs")
+        if steps % num_envs:
+            raise InputError(
+                f"{name} is {steps} env steps, which {num_envs} environments cannot share equally; set horizon, the "
+                "steps per environment, and num_envs."
+            )
+        return {"horizon": steps // num_envs}
+
+    return convert
+
+
+def _minibatches_of_size(name: str) -> Callable[[Any, Callable[[str], Any]], dict[str, Any]]:
+    """Convert the env steps of a minibatch, under this name, to a number of minibatches."""
+
+    def convert(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+        steps, num_envs, horizon = count_of(name, given), value("num_envs"), value("horizon")
+        if num_envs * horizon % steps:
+            raise InputError(
+                f"{name} is {steps}, but a rollout has num_envs · horizon = {num_envs} · {horizon} = "
+                f"{num_envs * horizon} env steps, which is not a multiple of that; choose a size that divides it, or "
+                "set minibatches, their number."
+            )
+        return {"minibatches": num_envs * horizon // steps}
+
+    return convert
+
+
+def _explain_segments(given: Mapping[str, Any]) -> str:
+    """Explain Brax's `batch_size`, which is another thing; empty if the settings are not Brax's."""
+    if not {"unroll_length", "num_updates_per_batch", "num_timesteps"} & given.keys():
+        return ""
+    names = ("unroll_length", "batch_size", "num_minibatches", "num_envs")
+    same = "horizon = unroll_length · batch_size · num_minibatches / num_envs"
+    if all(type(given.get(name)) is int for name in names):
+        unroll_length, batch_size, num_minibatches, num_envs = (given[name] for name in names)
+        same = f"horizon={unroll_length * batch_size * num_minibatches // num_envs}, minibatches={num_minibatches}"
+    return (
+        "in Brax it counts segments of unroll_length steps, which several unrolls collect, while in Lehr each "
+        f"environment gives one segment of horizon steps; for a batch of the same size write {same}, without "
+        "batch_size and unroll_length"
+    )
+
+
+_WHOLE_ROLLOUT = tuple(
+    (name, "this algorithm learns from a whole rollout at once, num_envs · horizon env steps; set horizon")
+    for name in ("batch_size", "minibatch_size", "sgd_minibatch_size", "num_minibatches", "minibatches")
+)
+"""Settings of algorithms with minibatches, for those without them."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of every algorithm."""
 
-    num_envs: int = 32
+    num_envs: Annotated[
+        int,
+        Names(
+            ("n_envs", "num_environments", "num_parallel_envs"),
+            others=tuple(
+                (
+                    name,
+                    "in RLlib it is a factor of the number of environments; in Lehr num_envs is all of them, so set "
+                    "num_envs to the product of runners and environments per runner",
+                )
+                for name in (
+                    "num_env_runners",
+                    "num_workers",
+                    "num_rollout_workers",
+                    "num_envs_per_env_runner",
+                    "num_envs_per_worker",
+                )
+            ),
+        ),
+    ] = 32
     """Number of parallel environments; with actors, per actor."""
-    horizon: int = 64
+    horizon: Annotated[
+        int,
+        Names(
+            ("n_steps", "num_steps", "unroll_length", "num_steps_per_env", "rollout_fragment_length", "rollout_length"),
+            conversions=tuple(
+                Conversion(name, _horizon_of_batch(name))
+                for name in ("train_batch_size", "train_batch_size_per_learner")
+            ),
+            others=_WHOLE_ROLLOUT,
+        ),
+    ] = 64
     """Steps per environment in a rollout."""
-    normalise_observations: bool = False
+    normalise_observations: Annotated[
+        bool, Names(("norm_obs", "normalise_obs", "obs_norm", "empirical_normalization"))
+    ] = False
     """Normalise observations by their running mean and standard deviation."""
-    normalise_rewards: bool = False
+    normalise_rewards: Annotated[bool, Names(("norm_reward", "norm_rewards", "normalise_reward", "reward_norm"))] = (
+        False
+    )
     """Divide rewards by the running standard deviation of the discounted return."""
     discount: Annotated[Coef, Coefficient(("gamma", "discounting"), maximum=1.0)] = 0.99
     """Discount factor."""
@@ -51,11 +140,13 @@ class Settings:
 class OnPolicySettings(Settings):
     """Settings of on-policy algorithms."""
 
-    optimiser: Plugin = "adam"
+    optimiser: Annotated[Plugin, Names(("optim",))] = "adam"
     """Optimiser: the name of any optax optimiser (adam, adamw, rmsprop, muon, ...), or an optax transformation."""
-    optimiser_options: dict[str, Any] = field(default_factory=HashableDict)
+    optimiser_options: Annotated[dict[str, Any], Names(("optimizer_kwargs",))] = field(default_factory=HashableDict)
     """Options of the optimiser, by the names that optax uses, such as b1=0.95,eps=1e-8."""
-    standardise_advantages: bool = True
+    standardise_advantages: Annotated[
+        bool, Names(("normalise_advantage", "normalise_advantages", "norm_adv", "standardise_advantage"))
+    ] = True
     """Standardise advantages to mean 0 and standard deviation 1."""
     entropy_coef: Annotated[Coef, Coefficient(("ent_coef", "entropy_cost", "entropy_coeff"))] = 0.01
     """Weight of the entropy bonus in the loss."""
@@ -85,7 +176,9 @@ class ActorCriticSettings(OnPolicySettings):
 
     learning_rate: Annotated[Coef, Coefficient(("lr", "alpha_lr"))] = "1e-3 -> 0"
     """Learning rate of the optimiser."""
-    value_coef: Annotated[Coef, Coefficient(("vf_coef", "vf_loss_coeff", "vf_loss_coefficient", "critic_coef"))] = 0.5
+    value_coef: Annotated[
+        Coef, Coefficient(("vf_coef", "vf_loss_coeff", "vf_loss_coefficient", "critic_coef", "value_loss_coef"))
+    ] = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[Coef, Coefficient(("max_gradient_norm", "grad_clip"), open_minimum=True)] | None = 0.5
     """Maximum global norm of the gradient; none turns clipping off."""
@@ -95,9 +188,31 @@ class ActorCriticSettings(OnPolicySettings):
 class ClippedSettings(ActorCriticSettings):
     """Settings of algorithms that make several passes over a rollout with PPO's clipped loss."""
 
-    epochs: int = 4
+    epochs: Annotated[
+        int,
+        Names(
+            (
+                "n_epochs",
+                "num_epochs",
+                "update_epochs",
+                "num_updates_per_batch",
+                "num_sgd_iter",
+                "num_learning_epochs",
+                "ppo_epochs",
+            )
+        ),
+    ] = 4
     """Passes over each rollout."""
-    minibatches: int = 8
+    minibatches: Annotated[
+        int,
+        Names(
+            ("num_minibatches", "n_minibatches", "num_mini_batches", "num_mini_batch", "nminibatches"),
+            conversions=tuple(
+                Conversion(name, _minibatches_of_size(name), _explain_segments)
+                for name in ("batch_size", "minibatch_size", "sgd_minibatch_size")
+            ),
+        ),
+    ] = 8
     """Minibatches, and so gradient steps, per pass."""
     clip_range: Annotated[
         Coef, Coefficient(("clip_coef", "clip_param", "clip_eps", "clipping_epsilon"), open_minimum=True)
@@ -110,6 +225,16 @@ class ClippedSettings(ActorCriticSettings):
                 ("clip_range_vf", "vf_clip_coef", "clipping_epsilon_value"),
                 open_minimum=True,
                 others=(
+                    (
+                        "clip_vloss",
+                        "in CleanRL it clips the value loss by clip_coef; write value_clip_range=0.2, or none for no "
+                        "clipping",
+                    ),
+                    (
+                        "use_clipped_value_loss",
+                        "in rsl_rl it clips the value loss by clip_param; write value_clip_range=0.2, or none for no "
+                        "clipping",
+                    ),
                     (
                         "vf_clip_param",
                         "it is RLlib's maximum squared value error, which Lehr does not have; value_clip_range clips "

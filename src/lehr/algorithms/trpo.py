@@ -17,7 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import OnPolicySettings, TargetKLSettings
-from lehr.config import Coef, Plugin, check_counts
+from lehr.config import Coef, Names, Plugin, check_counts
 from lehr.maths import minibatches
 from lehr.maths.advantages import advantages_of
 from lehr.maths.distributions import Distribution
@@ -43,11 +43,11 @@ class Config(OnPolicySettings, TargetKLSettings):
 
     num_envs: int = 8
     horizon: int = 128
-    conjugate_steps: int = 15
+    conjugate_steps: Annotated[int, Names(("cg_max_steps",))] = 15
     """Maximum number of conjugate gradient steps."""
-    line_search_steps: int = 10
+    line_search_steps: Annotated[int, Names(("line_search_max_iter",))] = 10
     """Step lengths that the line search tries, including the full step, before it leaves the policy unchanged."""
-    value_epochs: int = 10
+    value_epochs: Annotated[int, Names(("n_critic_updates",))] = 10
     """Passes over each rollout to fit the value function."""
     value_minibatches: int = 8
     """Minibatches, and so gradient steps, per such pass."""

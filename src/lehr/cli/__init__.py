@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "schedule": Command("preview schedules: phases, values and curves", "lehr.cli.schedule"),
     "list": Command("list algorithms, environments, coefficients, presets or runs", "lehr.cli.lists"),
     "check-env": Command("check that an environment implements Lehr's interface", "lehr.cli.check_env"),
+    "completion": Command("print a completion script for bash, zsh or fish", "lehr.cli.completion"),
     "doctor": Command("show versions and devices, and run a self-test", "lehr.cli.doctor"),
 }
 """The subcommands, in the order in which the help lists them."""
@@ -84,6 +85,17 @@ class Parser(argparse.ArgumentParser):
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
 
+    parsers, called = make_parsers(words)
+    arguments, unknown = parsers[""].parse_known_args(words)
+    refuse_unknown(parsers[called], unknown)
+    return arguments
+
+
+def make_parsers(words: Sequence[str]) -> tuple[dict[str, Parser], str]:
+    """Return the parsers by command, with `""` for that of `lehr` itself, and the command that `words` call, or `""`.
+
+    Only the called command has its arguments: they may depend on the other words, and adding them imports its module.
+    """
     called = next((word for word in words if not word.startswith("-")), "")
     if called and called not in COMMANDS:
         raise InputError(f"There is no command {called!r}; {closest(called, COMMANDS)}")
@@ -113,6 +125,4 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         module = importlib.import_module(COMMANDS[called].module)
         module.add_arguments(parsers[called], words[words.index(called) + 1 :])
         parsers[called].set_defaults(run=module.run)
-    arguments, unknown = parser.parse_known_args(words)
-    refuse_unknown(parsers[called], unknown)
-    return arguments
+    return parsers, called

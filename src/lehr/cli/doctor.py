@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.cli import output
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import versions
-from lehr.training.plan import use_compilation_cache
 
 OPTIONAL = {
     "gymnasium": "for gym: environments and Gymnasium spaces",

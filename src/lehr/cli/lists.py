@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lehr import algorithms, config, envs
 from lehr.algorithms import vocabulary
 from lehr.cli import output
-from lehr.envs.registry import adapter
+from lehr.envs.adapters import adapter
 from lehr.errors import InputError, closest, quoted, shortened
 from lehr.report.loggers.progress import short_number
 from lehr.spaces import Dict, Discrete, MultiDiscrete, Space
@@ -47,10 +47,10 @@ def _coefficients(arguments: argparse.Namespace) -> Rows:
 
 
 def _algorithms(arguments: argparse.Namespace) -> Rows:
-    return [[name, _summary(algorithms.find(name))] for name in algorithms.names()]
+    return [[name, summary_of(algorithms.find(name))] for name in algorithms.names()]
 
 
-def _summary(algorithm: type) -> str:
+def summary_of(algorithm: type) -> str:
     """The first line of the file of an algorithm."""
     return (sys.modules[algorithm.__module__].__doc__ or "").partition("\n")[0]
 

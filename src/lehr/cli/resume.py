@@ -12,7 +12,7 @@ from lehr.errors import InputError
 from lehr.training import settings_file
 from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
-from lehr.training.plan import settings_classes
+from lehr.training.plan import RunConfig, settings_classes
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Train to the end of the budget, and print a summary; the exit code is as in `lehr train`."""
-    settings = config.given_flags(arguments)
+    settings = config.merge([RunConfig], {}, config.given_flags(arguments))
     if arguments.trust or "env" in settings or any(map(plugins.own_code, settings.values())):
         find_own_code()
     result = lehr.resume(arguments.run_name, trust=arguments.trust, **settings)

@@ -15,7 +15,9 @@ from lehr.errors import InputError
 from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import ROOT, SweepDirectory
+from lehr.sweeps.halving import SuccessiveHalving
 from lehr.sweeps.report import write_report
+from lehr.sweeps.results import Halved
 from lehr.sweeps.running import estimate
 from lehr.sweeps.samplers import make_sampler
 
@@ -134,7 +136,7 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
     need = estimate(definition, configurations, env=None)
     chosen, seeds = count or len(configurations), len(definition.seeds)
     total = chosen * seeds
-    at_once = min(total, wave_size or total)
+    at_once = min(total, wave_size or total, (definition.halving and definition.halving.places) or total)
     facts = {"members": f"{chosen} {_plural('configuration', chosen)} x {seeds} {_plural('seed', seeds)} = {total}"}
     top, fresh = min(definition.confirm.top, chosen), definition.confirm.seeds
     if top and fresh:
@@ -144,7 +146,27 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
         "memory": f"at least {_size(need.bytes)} for each member, {_size(need.bytes * at_once)} for {at_once} at once",
         "waves": "as many as memory needs" if wave_size is None else f"of at most {wave_size} members",
     }
+    if isinstance(need.evolution, SuccessiveHalving):
+        facts |= {"waves": f"one for each program, with at most {at_once} places"} | _outlook(need.evolution, total)
     print_facts(out, facts)
+
+
+def _outlook(halving: SuccessiveHalving, members: int) -> dict[str, str]:
+    """Where members are stopped, and how many env steps that saves."""
+    steps = halving.program.steps_per_update
+    expected = halving.course(members, members).expected_updates(members) / (members * halving.last)
+    rungs = ", ".join(f"{rung * steps:,}" for rung in halving.rungs)
+    return {
+        "rungs": f"at {rungs} of {halving.last * steps:,} env steps; one of {halving.factor} goes on at each",
+        "saves": f"at most {1 - expected:.0%} of {members * halving.last * steps:,} env steps",
+    }
+
+
+def _halved(halved: Halved, total_steps: int) -> str:
+    """How many members were stopped early, and what that saved."""
+    members, trained = int(np.isfinite(halved.env_steps).sum()), float(np.nansum(halved.env_steps))
+    share = trained / (members * total_steps)
+    return f"{int(halved.stopped.sum())} of {members} members stopped early; {share:.0%} of all env steps trained"
 
 
 def _plural(word: str, count: int) -> str:
@@ -173,15 +195,20 @@ def _summarise(result: SweepResult) -> None:
         found = ranking.estimate(int(configuration))
         fresh = "fresh seeds" if int(configuration) in ranking.fresh else ""
         texts = results.texts[configuration]
+        score = "-" if np.isnan(found.value) else f"{found.value:.4g}"
         interval = "-" if np.isnan(found.low) else f"{found.low:.4g} to {found.high:.4g}"
-        rows.append([str(place), f"{found.value:.4g}", interval, fresh, *texts.values()])
-    header = ["place", "score", "95% interval", "judged by", *results.texts[0]]
+        far = [] if results.halved is None else [f"{np.nanmax(results.halved.env_steps[configuration]):,.0f}"]
+        rows.append([str(place), score, interval, *far, fresh, *texts.values()])
+    steps = [] if results.halved is None else ["env steps"]
+    header = ["place", "score", "95% interval", *steps, "judged by", *results.texts[0]]
     print_table(out, header, rows, words=["judged by", *results.texts[0]])
     facts: dict[str, str | list[str]] = {"result": result.summary}
     if result.definition.evolution is not None:
         facts["path"] = [
             f"{name}: {path.schedule} (off by {path.error:.0%})" for name, path in result.winning_paths.items()
         ]
+    if results.halved is not None:
+        facts["halving"] = _halved(results.halved, result.definition.space.total_steps)
     report = result.directory / "report.html"
     facts["report"] = str(report) if report.exists() else "none; install lehr[sweeps], then run 'lehr sweep report'"
     if result.seconds:

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
     classes = settings_classes(arguments.algorithm, given | flags)
+    flags = config.merge(classes, {}, flags)
     if arguments.config:
         found = {name: value for name, value in config.merge(classes, given, {}).items() if name not in flags}
         check_trust(found, f"The config '{arguments.config}'", arguments.trust)

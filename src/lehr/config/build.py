@@ -1,10 +1,12 @@
 """Build configs from the user's keys and values, and convert them back; return the coefficients of a config."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from lehr.config.fields import MISSING, FieldDescription, Plugin, convert, describe, fields_of, is_none, nearest
-from lehr.errors import InputError, closest, quoted
+from lehr.config.fields import MISSING, FieldDescription, Plugin, convert, describe, fields_of, is_none
+from lehr.config.spelling import Conversion, as_one_text, suggestion
+from lehr.errors import InputError, closest, quoted, shortened
 from lehr.plugins import is_placeholder, text_of
 from lehr.schedules.constructors import constant
 from lehr.schedules.controllers import Controller
@@ -13,8 +15,61 @@ from lehr.schedules.keys import ENDINGS, Keys, coefficient_schedule, combine, is
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.spec import AnySchedule, schedule
 
-Parts = dict[str, tuple[str, str]]
-"""Maps every spelling of every key of a coefficient to its name and one of `ENDINGS`."""
+MOST_LISTED = 20
+"""The maximum number of settings to list if an unknown one is like none of them."""
+
+
+class Vocabulary(NamedTuple):
+    """How the settings of some classes may be called."""
+
+    parts: dict[str, tuple[str, str]]
+    """Every spelling of every key of a coefficient: its name, and one of `ENDINGS`."""
+    static: dict[str, str]
+    """Every spelling of every other setting: its name."""
+    conversions: dict[str, tuple[str, Conversion]]
+    """Settings of other libraries that are converted: the setting that they decide, and how."""
+    others: dict[str, str]
+    """Settings of other libraries with another meaning: an explanation."""
+
+    @classmethod
+    def of(cls, classes: Sequence[type], known: Mapping[str, FieldDescription]) -> "Vocabulary":
+        """Return the vocabulary of these classes; a setting's own name comes before another one's alias."""
+        fields = list(known.values())
+        parts = {
+            spelling + ending: (field.name, ending)
+            for field in fields
+            if field.is_coefficient
+            for spelling in (field.name, *field.aliases)
+            for ending in ENDINGS
+            if spelling == field.name or spelling not in known
+        }
+        taken = {*known, *parts}
+        static = {alias: field.name for field in fields if not field.is_coefficient for alias in field.aliases}
+        conversions = {found.name: (field.name, found) for field in fields for found in field.names.conversions}
+        others = {name: said for part in classes for name, said in getattr(part, "OTHERS", {}).items()}
+        others |= {name: said for field in fields for name, said in field.others}
+        return cls(
+            parts,
+            {name: name for name, field in known.items() if not field.is_coefficient}
+            | {alias: name for alias, name in static.items() if alias not in taken},
+            {name: found for name, found in conversions.items() if name not in taken and name not in static},
+            {name: said for name, said in others.items() if name not in {*taken, *static, *conversions}},
+        )
+
+    def part(self, key: str) -> tuple[str, str]:
+        """Return the field that a key belongs to, and its part, one of `ENDINGS`."""
+        return self.parts.get(key) or (self.static.get(key, key), "")
+
+    @property
+    def spellings(self) -> dict[str, str]:
+        """The name of the setting for every key."""
+        converted = {key: key for key in self.conversions}
+        return {**self.static, **{key: name for key, (name, _) in self.parts.items()}, **converted}
+
+
+@cache
+def _vocabulary(classes: tuple[type, ...]) -> Vocabulary:
+    return Vocabulary.of(classes, fields_of(classes))
 
 
 def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -22,7 +77,7 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
 
     Args:
         classes: frozen dataclasses with disjoint field names.
-        given: values, or their texts, by field name or by a coefficient's alias, optionally with `_schedule` or
+        given: values, or their texts, by field name or by an alias; for a coefficient, optionally with `_schedule` or
             `_warmup_steps` appended; hyphens count as underscores. `preset` names one of the classes' `PRESETS`, whose
             values apply where no key is given.
 
@@ -32,16 +87,17 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
     keys = dict(given)
     presets = presets_of(classes)
     preset = keys.pop("preset", None) if presets else None
-    parts = _parts(known)
-    merged = _known_only(keys, known, parts)
+    words = _vocabulary(tuple(classes))
+    merged = _known_only(keys, known, words)
     if not is_none(preset):
         name = preset if isinstance(preset, str) else quoted(preset)
         if name not in presets:
             raise InputError(f"There is no preset {quoted(preset)}; {closest(name, presets)}")
-        merged = _merge(parts, _known_only(presets[name], known, parts), merged)
-    mentioned = {_part(parts, key)[0] for key in merged}
+        merged = _merge(words, _known_only(presets[name], known, words), merged)
+    merged = _converted(words, known, merged)
+    mentioned = {words.part(key)[0] for key in merged}
     defaults = {name: field.default for name, field in known.items() if field.default is not MISSING}
-    merged = _merge(parts, {name: defaults[name] for name in mentioned & defaults.keys()}, merged)
+    merged = _merge(words, {name: defaults[name] for name in mentioned & defaults.keys()}, merged)
     values = {name: _value(known[name], merged) for name in known if name in mentioned}
     for name, field in known.items():
         if name not in values and field.default is MISSING:
@@ -82,17 +138,24 @@ def merge(classes: Sequence[type], below: Mapping[str, Any], above: Mapping[str,
     >>> merge([Config], {"ent_coef": 0.03, "ent_coef_schedule": "linear"}, {"entropy-coef": "0.02 -> 0.01"})
     {'entropy_coef': '0.02 -> 0.01'}
     """
-    return _merge(_parts(fields_of(classes)), below, above)
+    return _merge(_vocabulary(tuple(classes)), below, above)
 
 
-def _merge(parts: Parts, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    lower, upper = _canonical(parts, below), _canonical(parts, above)
+def _merge(words: Vocabulary, below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    lower, upper = _canonical(words, below), _canonical(words, above)
+    parts = words.parts
     for key, value in upper.items():
-        name, ending = _part(parts, key)
+        name, ending = words.part(key)
         if key in parts and ((value is None and not ending) or (ending != "_warmup_steps" and _is_whole(value))):
-            lower = {other: kept for other, kept in lower.items() if _part(parts, other)[0] != name}
+            lower = {other: kept for other, kept in lower.items() if words.part(other)[0] != name}
         elif key in parts and not ending and _is_whole(lower.get(f"{key}_schedule")):
             del lower[f"{key}_schedule"]
+        target = words.conversions[key][0] if key in words.conversions else key
+        for other, (decided, _) in words.conversions.items():  # two ways to decide one setting
+            if decided == target and other != key:
+                lower.pop(other, None)
+        if target != key:
+            lower.pop(target, None)
     return {**lower, **upper}
 
 
@@ -109,8 +172,7 @@ def canonical(classes: Sequence[type], given: Mapping[str, Any]) -> dict[str, An
     >>> canonical([Config], {"ent-coef": 0.03, "ent_coef_schedule": "linear"})
     {'entropy_coef': 0.03, 'entropy_coef_schedule': 'linear'}
     """
-    known = fields_of(classes)
-    return _known_only(given, known, _parts(known))
+    return _known_only(given, fields_of(classes), _vocabulary(tuple(classes)))
 
 
 def to_mapping(*configs: Any) -> dict[str, Any]:
@@ -148,58 +210,84 @@ def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Con
 
 
 def underscored(key: Any) -> str:
-    """Return a key as settings are spelled, with underscores.
+    """Return a key as settings are spelled, with underscores and, if all of it is upper-case, in lower case.
 
-    >>> underscored("env-parameters")
-    'env_parameters'
+    >>> underscored("env-parameters"), underscored("NUM_ENVS")
+    ('env_parameters', 'num_envs')
     """
-    return str(key).replace("-", "_")
+    text = str(key).replace("-", "_")
+    return text.lower() if text.isupper() else text
 
 
-def _parts(known: Mapping[str, FieldDescription]) -> Parts:
-    """Return the keys of all coefficients among these fields."""
-    return {
-        spelling + ending: (field.name, ending)
-        for field in known.values()
-        if field.is_coefficient
-        for spelling in (field.name, *field.aliases)
-        for ending in ENDINGS
-    }
-
-
-def _part(parts: Parts, key: str) -> tuple[str, str]:
-    """Return the field that a key belongs to, and its part, one of `ENDINGS`."""
-    return parts.get(key, (key, ""))
-
-
-def _canonical(parts: Parts, given: Mapping[str, Any]) -> dict[str, Any]:
+def _canonical(words: Vocabulary, given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert keys to underscores and canonical names; two spellings of one key are an error."""
     found: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for written, value in given.items():
         key = underscored(written)
-        canonical = "".join(_part(parts, key))
+        canonical = "".join(words.part(key))
         if canonical in found:
             spare = written if spelled[canonical] == canonical else spelled[canonical]
             raise InputError(
                 f"{canonical} is given twice, as {spelled[canonical]!r} and as {written!r}; remove {spare!r}."
             )
         spelled[canonical] = str(written)
-        found[canonical] = None if key in parts and is_none(value) else value
+        found[canonical] = None if key in words.parts and is_none(value) else value
     return found
 
 
-def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription], parts: Parts) -> dict[str, Any]:
-    """Convert keys to canonical names; an unknown key is an error that suggests the nearest known one."""
-    words = list(dict.fromkeys([*known, *parts]))
-    others = {name: said for field in known.values() if field.coefficient for name, said in field.coefficient.others}
+def _known_only(given: Mapping[str, Any], known: Mapping[str, FieldDescription], words: Vocabulary) -> dict[str, Any]:
+    """Convert keys to canonical names; an unknown key is an error that explains it, or suggests what may be meant."""
+    spelled = words.spellings
     for written in given:
         key = underscored(written)
-        if key in others:
-            raise InputError(f"There is no setting {quoted(written)}: {others[key]}.")
-        if key not in words:
-            raise InputError(f"There is no setting {quoted(written)}; {closest(key, nearest(key, words) or known)}")
-    return _canonical(parts, given)
+        if key not in spelled:
+            raise InputError(f"There is no setting {quoted(written)}{_advice(key, given, known, words)}")
+        if key in words.conversions:
+            values = {underscored(name): value for name, value in given.items()}
+            explained = words.conversions[key][1].explain(values)
+            if explained:
+                raise InputError(f"{key} is {quoted(given[written])}; {explained}.")
+    return _canonical(words, given)
+
+
+def advice(classes: Sequence[type], key: str, given: Mapping[str, Any]) -> str:
+    """Return what to do about an unknown setting, beginning with punctuation; `given` are all settings."""
+    return _advice(underscored(key), given, fields_of(classes), _vocabulary(tuple(classes)))
+
+
+def _advice(key: str, given: Mapping[str, Any], known: Mapping[str, FieldDescription], words: Vocabulary) -> str:
+    if key in words.others:
+        return f": {words.others[key]}."
+    values = {underscored(name): value for name, value in given.items()}
+    coefficients = {spelling: name for spelling, (name, ending) in words.parts.items() if not ending}
+    explained = as_one_text(key, values, coefficients, {name: field.default for name, field in known.items()})
+    if explained:
+        return f"; {explained}."
+    listed = f"known: {', '.join(known)}"
+    otherwise = listed if len(known) <= MOST_LISTED else "docs/migration.md lists what other libraries call settings."
+    return f"; {suggestion(shortened(key), words.spellings, otherwise)}"
+
+
+def _converted(words: Vocabulary, known: Mapping[str, FieldDescription], merged: dict[str, Any]) -> dict[str, Any]:
+    """Convert the settings of other libraries, in the order of the settings that they decide."""
+
+    def value(name: str) -> Any:
+        return convert(known[name], settled[name]) if name in settled else known[name].default
+
+    settled = {key: given for key, given in merged.items() if key not in words.conversions}
+    given = {words.conversions[key][0]: key for key in merged if key in words.conversions}
+    for name in known:
+        if name in given:
+            key = given[name]
+            for decided, result in words.conversions[key][1].convert(merged[key], value).items():
+                if decided in settled and settled[decided] != result:
+                    raise InputError(
+                        f"{key} is {quoted(merged[key])}, which means {decided}={quoted(result)}, but {decided} is "
+                        f"{quoted(settled[decided])}; remove one of them."
+                    )
+                settled[decided] = result
+    return settled
 
 
 # Values ------------------------------------------------------------------------------------------------------------

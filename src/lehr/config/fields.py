@@ -9,12 +9,12 @@ import os
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from lehr.config.spelling import Names, spellings
 from lehr.errors import InputError, closest, quoted
 from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.text import parse_number
@@ -60,6 +60,8 @@ class FieldDescription(NamedTuple):
     """Whether it may be `None`."""
     coefficient: Coefficient | None = None
     """Range and aliases, if it is a coefficient."""
+    names: Names = Names()
+    """What other libraries call it, if it is not a coefficient."""
 
     @property
     def is_coefficient(self) -> bool:
@@ -68,8 +70,14 @@ class FieldDescription(NamedTuple):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Other names of a coefficient."""
-        return () if self.coefficient is None else self.coefficient.aliases
+        """Other names with the same meaning, American spellings included."""
+        found = self.names.aliases if self.coefficient is None else self.coefficient.aliases
+        return tuple(spellings(self.name, found)[1:])
+
+    @property
+    def others(self) -> tuple[tuple[str, str], ...]:
+        """Similar names with another meaning, each with an explanation."""
+        return self.names.others if self.coefficient is None else self.coefficient.others
 
 
 def describe(cls: type) -> list[FieldDescription]:
@@ -85,6 +93,7 @@ def _described(cls: type) -> list[FieldDescription]:
         if not field.init:
             continue
         kind, optional = _without_none(hints[field.name])
+        kind = _without_names(kind)
         help_text, coefficient = helps.get(field.name, ""), None
         if _declared(kind) is not None:
             entry = _coefficient(cls, field.name)
@@ -95,8 +104,33 @@ def _described(cls: type) -> list[FieldDescription]:
             text += ", or none"
         make: Any = field.default_factory
         default = field.default if make is MISSING else make()
-        described.append(FieldDescription(field.name, text, default, help_text, kind, optional, coefficient))
+        names = _names(cls, field.name) if coefficient is None else Names()
+        described.append(FieldDescription(field.name, text, default, help_text, kind, optional, coefficient, names))
     return described
+
+
+def _without_names(hint: Any) -> Any:
+    """Return the type of a field without its `Names`.
+
+    >>> _without_names(Annotated[int, Names(("n_envs",))]), _without_names(Annotated[Plugin, Names()]) == Plugin
+    (<class 'int'>, True)
+    """
+    parts = getattr(hint, "__metadata__", ())
+    kept = tuple(part for part in parts if not isinstance(part, Names))
+    if len(kept) == len(parts):
+        return hint
+    return Annotated[hint.__origin__, *kept] if kept else hint.__origin__
+
+
+def _names(cls: type, name: str) -> Names:
+    """Return the first declaration of what other libraries call a field, in the class or its parents."""
+    for parent in cls.__mro__:
+        if name in inspect.get_annotations(parent):
+            kind, _ = _without_none(get_type_hints(parent, include_extras=True)[name])
+            for part in getattr(kind, "__metadata__", ()):
+                if isinstance(part, Names):
+                    return part
+    return Names()
 
 
 def _declared(hint: Any) -> Coefficient | None:
@@ -144,10 +178,19 @@ def check_counts(config: Any, *names: str, least: int = 1, most: int = MOST_COUN
                 raise InputError(f"{name} is {quoted(given)}; it must be {most} or less.")
 
 
-def nearest(given: str, words: Iterable[str]) -> list[str]:
-    """Return the word that `given` probably stands for, in a list; an empty list if none is close."""
-    known = list(words)
-    return [word for word in known if word.startswith(given)][:1] or get_close_matches(given, known, n=1, cutoff=0.7)
+def count_of(name: str, given: Any) -> int:
+    """Convert a count that another library's setting gives, or raise an error.
+
+    >>> count_of("batch_size", "1k")
+    1000
+    """
+    try:
+        count = _whole_number(given)
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise InputError(f"{name} is {quoted(given)}; give a whole number such as 64 or 500k.")
+    return count
 
 
 # Types -------------------------------------------------------------------------------------------------------------

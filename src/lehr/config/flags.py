@@ -1,16 +1,22 @@
 """Fields ↔ command-line flags."""
 
 import argparse
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
+from weakref import WeakKeyDictionary
 
-from lehr.config.build import presets_of
-from lehr.config.fields import MISSING, Coef, FieldDescription, Plugin, describe, fields_of, nearest
-from lehr.errors import InputError, quoted
+from lehr.config.build import advice, presets_of
+from lehr.config.fields import MISSING, Coef, FieldDescription, Plugin, describe, fields_of
+from lehr.config.spelling import suggestion
+from lehr.errors import InputError, quoted, shortened
 from lehr.schedules.keys import ENDINGS
 
 _PREFIX = "setting:"
 """Prefix of settings in the namespace, which also holds other arguments."""
+_classes: WeakKeyDictionary[argparse.ArgumentParser, tuple[type, ...]] = WeakKeyDictionary()
+"""The settings classes of parsers, for advice on unknown flags."""
 _METAVARS = {
     Coef: "SCHEDULE",
     Plugin: "NAME",
@@ -24,10 +30,11 @@ _METAVARS = {
 def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str]) -> None:
     """Add one flag per field of the classes to the parser, with one title of `groups` per class.
 
-    A flag's help is the docstring under its field. A coefficient's aliases, and its `-schedule` and `-warmup-steps`,
-    are flags too, but hidden in the help. Values stay texts until `build`.
+    A flag's help is the docstring under its field. Aliases, other libraries' settings that can be converted, and a
+    coefficient's `-schedule` and `-warmup-steps` are flags too, but hidden in the help. Values are texts until `build`.
     """
     fields_of(classes)  # checks that the names are disjoint
+    _classes[parser] = tuple(classes)
     presets = presets_of(classes)
     for cls, title in zip(classes, groups, strict=True):
         if not describe(cls):
@@ -38,6 +45,9 @@ def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: 
             presets = {}  # one flag for all classes
         for field in describe(cls):
             _add_field(group, field)
+    for cls in classes:
+        for field in describe(cls):
+            _add_aliases(parser, field)
 
 
 def given_flags(namespace: argparse.Namespace) -> dict[str, Any]:
@@ -51,9 +61,26 @@ def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> Non
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
             raise InputError(f"Unexpected argument {quoted(word)}; see '{parser.prog} --help'.")
-        near = nearest(flag.replace("_", "-"), parser._option_string_actions)
-        advice = f"did you mean {near[0]!r}?" if near else f"see '{parser.prog} --help'."
-        raise InputError(f"There is no option {quoted(flag)}; {advice}")
+        raise InputError(f"There is no option {quoted(flag)}{_advice(parser, flag, words)}")
+
+
+def _advice(parser: argparse.ArgumentParser, flag: str, words: Sequence[str]) -> str:
+    """What to do about an unknown flag: as for an unknown setting, unless it is like a flag that is none."""
+    said = ""
+    if parser in _classes:
+        given = {word[2:].partition("=")[0]: word.partition("=")[2] for word in words if word.startswith("--")}
+        given |= {
+            first[2:]: second for first, second in itertools.pairwise(words) if first == flag and second[0] != "-"
+        }
+        said = advice(_classes[parser], flag.lstrip("-"), given)
+    options = {option: option for option in parser._option_string_actions}
+    near = suggestion(shortened(flag).replace("_", "-"), options, "")
+    if said.startswith(":") or "one text" in said:
+        return said
+    if "did you mean" in said and not near:
+        return re.sub(r"'(\w+)'", lambda match: f"'--{match[1].replace('_', '-')}'", said)
+    otherwise = f"see '{parser.prog} --help'."
+    return f"; {near or otherwise}"
 
 
 def _add_field(group: Any, field: FieldDescription) -> None:
@@ -64,9 +91,16 @@ def _add_field(group: Any, field: FieldDescription) -> None:
         return
     choices = f"{{{','.join(map(str, get_args(field.type)))}}}" if get_origin(field.type) is Literal else "LIST"
     _add(group, field.name, metavar=_METAVARS.get(field.type, choices), help=text)
-    if field.is_coefficient:
-        for key in [spelling + ending for spelling in (field.name, *field.aliases) for ending in ENDINGS][1:]:
-            _add(group, key, help=argparse.SUPPRESS)
+
+
+def _add_aliases(parser: argparse.ArgumentParser, field: FieldDescription) -> None:
+    """Add hidden flags for the other names of a setting, unless another setting has the name itself."""
+    endings = ENDINGS if field.is_coefficient else ("",)
+    keys = [spelling + ending for spelling in (field.name, *field.aliases) for ending in endings][1:]
+    for key in [*keys, *(found.name for found in field.names.conversions)]:
+        if f"--{key.replace('_', '-')}" not in parser._option_string_actions:
+            action: Any = {"action": argparse.BooleanOptionalAction} if field.type is bool else {}
+            _add(parser, key, help=argparse.SUPPRESS, **action)
 
 
 def _add(group: Any, name: str, help: str, **options: Any) -> None:

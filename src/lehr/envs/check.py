@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from lehr import masks
 from lehr.envs.base import Environment
-from lehr.envs.host.base import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step
+from lehr.envs.host.base import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step, own
 from lehr.envs.wrappers import AutoReset
+from lehr.errors import InputError
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree, Timestep
 
@@ -26,8 +28,8 @@ def check_env(env: AnyEnvironment, seed: int = 0, num_envs: int = 4, num_steps: 
     []
     """
     if isinstance(env, HostEnvironment):
-        return _on_host(env, jax.random.key(seed), num_envs, num_steps)
-    return structure(env) or _values(env, jax.random.key(seed), num_envs, num_steps)
+        return _mask(env) or _on_host(env, jax.random.key(seed), num_envs, num_steps)
+    return structure(env) or _mask(env) or _values(env, jax.random.key(seed), num_envs, num_steps)
 
 
 def structure(env: Environment) -> list[str]:
@@ -35,17 +37,30 @@ def structure(env: Environment) -> list[str]:
     return _attributes(env) or _structure(env)
 
 
+def _mask(env: AnyEnvironment) -> list[str]:
+    """Return whether an action mask does not fit the actions."""
+    try:
+        masks.has_mask(env.observation_space, env.action_space)
+    except InputError as error:
+        return [str(error)]
+    return []
+
+
 def _on_host(env: HostEnvironment, key: Key, num_envs: int, num_steps: int) -> list[str]:
     """Take random steps with the checks that a run makes, and return the first problem."""
     size = num_envs * env.num_agents
-    sample = jax.jit(lambda key: jax.vmap(env.action_space.sample)(jax.random.split(key, size)))
+    one = partial(masks.sample, env.observation_space, env.action_space)
+    sample = jax.jit(lambda key, obs: jax.vmap(one)(obs, jax.random.split(key, size)))
     try:
         batch = ask(env.name, "its constructor", lambda: env.start(num_envs))
         try:
-            check_obs(env, ask(env.name, "reset", lambda: batch.reset(np.arange(num_envs, dtype=np.uint32))), size)
+            obs = ask(env.name, "reset", lambda: batch.reset(np.arange(num_envs, dtype=np.uint32)))
+            check_obs(env, obs, size)
             for number in range(num_steps):
-                action = np.array(sample(jax.random.fold_in(key, number)))
-                check_step(env, ask(env.name, "step", partial(batch.step, action)), size)
+                action = np.array(sample(jax.random.fold_in(key, number), own(env, obs)))
+                step = ask(env.name, "step", partial(batch.step, action))
+                check_step(env, step, size)
+                obs = step.obs
         finally:
             batch.close()
     except EnvironmentFailed as error:
@@ -89,8 +104,8 @@ def _structure(env: Environment) -> list[str]:
     """Trace one reset and two steps, and check what they return: structures, shapes and dtypes."""
     key, agents = jax.random.key(0), _agents(env)
 
-    def step(state: PyTree) -> Any:
-        return jax.eval_shape(lambda k, s: env.step(k, s, _sample_actions(env, k)), key, state)
+    def step(state: PyTree, obs: PyTree) -> Any:
+        return jax.eval_shape(lambda k, s, o: env.step(k, s, _sample_actions(env, k, o)), key, state, obs)
 
     try:
         begun = jax.eval_shape(lambda k: env.reset(k), key)
@@ -103,7 +118,7 @@ def _structure(env: Environment) -> list[str]:
         return problems
 
     try:
-        stepped = step(state)
+        stepped = step(state, obs)
     except Exception as error:
         return [_raised("step(key, state, action)", error)]
     if not isinstance(stepped, tuple) or len(stepped) != 2 or not isinstance(stepped[1], Timestep):
@@ -115,7 +130,7 @@ def _structure(env: Environment) -> list[str]:
     if not isinstance(timestep.info, dict):
         problems.append(f"info of step is a {type(timestep.info).__name__}, but must be a dict of arrays.")
     problems += _change(state, next_state, "The state", "reset", "step")
-    return problems or _change(timestep, step(next_state)[1], "The timestep", "one step", "the next")
+    return problems or _change(timestep, step(next_state, timestep.obs)[1], "The timestep", "one step", "the next")
 
 
 def _values(env: Environment, key: Key, num_envs: int, num_steps: int) -> list[str]:
@@ -130,6 +145,8 @@ def _values(env: Environment, key: Key, num_envs: int, num_steps: int) -> list[s
     begun, steps = first
     problems = _outside(env.observation_space, begun, "The observation of reset")
     problems += _outside(env.observation_space, steps.info["final_obs"], "The observation of step")
+    problems += _stuck(env, begun, np.zeros(1, bool), "reset")
+    problems += _stuck(env, steps.info["final_obs"], steps.terminated | steps.truncated, "step")
     if not np.all(np.isfinite(steps.reward)):
         problems.append(
             f"{np.sum(~np.isfinite(steps.reward))} of {steps.reward.size} rewards are not finite: return finite "
@@ -154,13 +171,15 @@ def _rollout(env: Environment, key: Key, num_envs: int, num_steps: int) -> jax.s
     """Trace a program from a key to the first observations and the timesteps; every call traces again."""
     resetting = env if isinstance(env, AutoReset) else AutoReset(env)
 
-    def step(state: PyTree, key: Key) -> tuple[PyTree, Timestep]:
+    def step(carried: tuple[PyTree, PyTree], key: Key) -> tuple[tuple[PyTree, PyTree], Timestep]:
         action_key, step_key = jax.random.split(key)
-        return resetting.step(step_key, state, _sample_actions(env, action_key))
+        state, obs = carried
+        state, timestep = resetting.step(step_key, state, _sample_actions(env, action_key, obs))
+        return (state, timestep.obs), timestep
 
     def episode(keys: Key) -> tuple[PyTree, Timestep]:
         state, obs = resetting.reset(keys[0])
-        return obs, jax.lax.scan(step, state, keys[1:])[1]
+        return obs, jax.lax.scan(step, (state, obs), keys[1:])[1]
 
     rollout = jax.vmap(episode, out_axes=(0, 1))
     return jax.jit(lambda key: rollout(jax.random.split(key, (num_envs, num_steps + 1)))).lower(key)
@@ -171,11 +190,23 @@ def _agents(env: Environment) -> tuple[int, ...]:
     return () if env.num_agents == 1 else (env.num_agents,)
 
 
-def _sample_actions(env: Environment, key: Key) -> PyTree:
-    """Sample a random action for each agent."""
+def _sample_actions(env: Environment, key: Key, obs: PyTree) -> PyTree:
+    """Sample a random action for each agent, one that its observation allows."""
+    sample = partial(masks.sample, env.observation_space, env.action_space)
     if env.num_agents == 1:
-        return env.action_space.sample(key)
-    return jax.vmap(env.action_space.sample)(jax.random.split(key, env.num_agents))
+        return sample(obs, key)
+    return jax.vmap(sample)(obs, jax.random.split(key, env.num_agents))
+
+
+def _stuck(env: Environment, obs: PyTree, done: np.ndarray, what: str) -> list[str]:
+    """Return whether an observation allows no action although the episode goes on; `done` is bool `[...]`."""
+    stuck = masks.without_action(env.observation_space, env.action_space, obs)
+    if stuck is None or not (stuck & ~done).any():
+        return []
+    return [
+        f"The action_mask of {what} allows no action in {np.sum(stuck & ~done)} of {stuck.size} observations: allow at "
+        "least one while an episode goes on."
+    ]
 
 
 def _mismatch(space: Space, value: Any, lead: tuple[int, ...], what: str) -> list[str]:

@@ -3,59 +3,57 @@
 import difflib
 import importlib
 import importlib.util
-import inspect
 import re
-import typing
+import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from lehr import plugins
-from lehr.envs.base import Environment
+from lehr.envs.adapters import ADAPTERS, adapted, adapter, makes_environments, unfolded
 from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
 from lehr.errors import InputError, quoted, shortened
 
-Factory = TypeVar("Factory", bound=Callable[..., Environment])
-
-ADAPTERS = {
-    "brax": ("suites", "brax"),
-    "craftax": ("suites", "craftax"),
-    "envpool": ("host", "envpool"),  # before gym, because its environments are also Gymnasium vector environments
-    "gym": ("host", "gymnasium"),
-    "gymnax": ("suites", "gymnax"),
-    "jaxdem": ("suites", "jaxdem"),
-    "jumanji": ("suites", "jumanji"),
-    "pettingzoo": ("host", "pettingzoo"),
-    "playground": ("suites", "mujoco_playground"),
-}
-"""Prefixes of other ecosystems, as in `PREFIX:NAME`: the folder of the adapter, and the package it adapts."""
+Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
-class _Entry(NamedTuple):
-    factory: Callable[..., Environment]
-    max_steps: int | None
+class Registration(NamedTuple):
+    """A registered environment."""
+
+    factory: Callable[..., Any]
+    max_steps: int | None = None
+    module: str = ""
+    """The module that registered it."""
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """What it was registered from; a notebook's cell that runs twice registers twice from the same."""
+        return self.module, getattr(self.factory, "__qualname__", repr(self.factory))
 
 
 GROUP = "lehr.environments"
 """The entry points under which an installed package offers environments."""
 
-_registry: dict[str, _Entry] = {}
+_registry: dict[str, Registration] = {}
 _MODULE_PREFIX = re.compile(r"[A-Za-z_][\w.]*:")
 
 
 def register(name: str, max_steps: int | None = None) -> Callable[[Factory], Factory]:
     """Register a class, or a function that returns an environment, so that `make(name)` finds it. Use as a decorator.
 
-    `max_steps` is the task's standard time limit, which `make` applies; `None` for tasks that always terminate.
+    `max_steps` is the task's standard time limit, which `make` applies; `None` for tasks that always terminate. To
+    register the same class again, as when a notebook's cell runs twice, replaces it.
     """
-    if name in _registry:
-        raise InputError(f"An environment named {name!r} is already registered: choose another name.")
+    module = str(sys._getframe(1).f_globals.get("__name__", ""))
 
     def add(factory: Factory) -> Factory:
-        _registry[name] = _Entry(factory, max_steps)
+        new, known = Registration(factory, max_steps, module), _registry.get(name)
+        if known is not None and known.source != new.source:
+            before = ":".join(known.source)
+            raise InputError(f"An environment named {name!r} is already registered ({before}): choose another name.")
+        _registry[name] = new
         return factory
 
     return add
@@ -66,64 +64,55 @@ def names() -> list[str]:
     return sorted(_registry)
 
 
-def make(env: str | AnyEnvironment, **parameters: Any) -> AnyEnvironment:
+def make(env: Any, **parameters: Any) -> AnyEnvironment:
     """Create an environment by name, with its standard time limit.
 
     `env` is a registered name (`"CartPole-v1"`), a name that an installed package offers as an entry point of the group
     `lehr.environments`, a prefixed name from another suite (`"brax:ant"`), the import path `"module:Class"` of a class
-    or of a function annotated to return an environment, or an environment object. An object that follows Lehr's
-    protocol is returned unchanged; one from another suite is adapted. The parameters are passed to the class or
-    function.
+    or of a function annotated to return an environment, `"module:Name-v0"` for a name that the module registers, or an
+    environment itself: an object, or a class or function that creates one. An object that follows Lehr's protocol is
+    returned unchanged; one from another suite is adapted. The parameters are passed to the class or function.
 
     >>> make("MountainCar-v0", force=0.002)
     TimeLimit(env=MountainCar(goal_position=0.5, force=0.002), max_steps=200)
     """
     if not isinstance(env, str):
-        return _given(env, parameters)
+        made, limits = adapted(env, parameters), list(registered(unfolded(env, {})[0]).values())
+        return _limited(made, limits[0] if limits else None)
     prefix, colon, name = env.partition(":")
     if colon and prefix in ADAPTERS:
         return adapter(prefix).make(name, **parameters)
-    if env not in _registry and env in (offered := plugins.offered(GROUP)):
-        factory, max_steps = _load(env, offered[env])
-    elif env in _registry:
-        factory, max_steps = _registry[env]
-    else:
-        factory, max_steps = _import(env), None
-    made = _given(_call(env, factory, parameters), {})
+    found = _find(env)
+    return _limited(adapted(found.factory, parameters, env), found.max_steps)
+
+
+def _limited(env: AnyEnvironment, max_steps: int | None) -> AnyEnvironment:
+    """Return the environment with its standard time limit."""
     if max_steps is None:
-        return made
-    if isinstance(made, HostEnvironment):
-        raise InputError(
-            f"{env} is registered with max_steps, but it is a host environment: set the time limit in its own suite."
-        )
-    return TimeLimit(made, max_steps)
+        return env
+    return env.limited(max_steps) if isinstance(env, HostEnvironment) else TimeLimit(env, max_steps)
 
 
-def adapter(prefix: str) -> ModuleType:
-    """Return the module that adapts an ecosystem's environments, with `make`, `adapt` and `names`."""
-    folder, _ = ADAPTERS[prefix]
-    return importlib.import_module(f"lehr.envs.{folder}.{prefix}")
+def full_name(name: str) -> str:
+    """Return the name under which another process finds a registered environment: with the module that registers it.
+
+    >>> full_name("CartPole-v1"), full_name("brax:ant")
+    ('CartPole-v1', 'brax:ant')
+    """
+    module = _registry[name].module if name in _registry else ""
+    if module in ("", "__main__") or plugins.is_lehrs(module) or name in plugins.offered(GROUP):
+        return name
+    return f"{module}:{name}"
 
 
-def _given(env: Any, parameters: dict[str, Any]) -> AnyEnvironment:
-    """Return an existing environment object, adapted if it comes from another suite."""
-    parents = type(env).__mro__
-    ours = isinstance(env, HostEnvironment) or Environment in parents
-    packages = set() if ours else {parent.__module__.partition(".")[0] for parent in parents}
-    for prefix, (_, package) in ADAPTERS.items():
-        if package in packages:
-            return adapter(prefix).adapt(env, **parameters)
-    if not isinstance(env, HostEnvironment) and not _has_reset_and_step(env):
-        raise InputError(
-            f"{quoted(env, 200)} is not an environment: it must have the methods reset and step; see "
-            "lehr.envs.check_env."
-        )
-    if parameters:
-        raise InputError(
-            f"Got an environment object together with the parameters {', '.join(parameters)}: pass them to its class, "
-            "or give the environment by name."
-        )
-    return env
+def is_found_elsewhere(name: str) -> bool:
+    """Whether another process finds a registered name: not if it was registered in a script or a notebook."""
+    return name not in _registry or _registry[name].module != "__main__" or name in plugins.offered(GROUP)
+
+
+def registered(factory: Any) -> dict[str, int | None]:
+    """Return the names under which a class or function is registered, and their time limits."""
+    return {name: entry.max_steps for name, entry in _registry.items() if entry.factory is factory}
 
 
 def own_code(env: str) -> str | None:
@@ -135,7 +124,7 @@ def own_code(env: str) -> str | None:
     'my_package'
     """
     prefix, colon, name = env.partition(":")
-    if env in _registry or not colon or plugins.is_lehrs(prefix):
+    if env in _registry or not colon or plugins.is_lehrs(prefix) or _is_registered(prefix, name):
         return None
     if prefix not in ADAPTERS:
         return prefix
@@ -176,23 +165,61 @@ def _strings(tree: Any) -> list[str]:
     return [tree] if isinstance(tree, str) else []
 
 
-def _import(name: str) -> Callable[..., Environment]:
-    """Import `module:attribute`; anything that does not create environments is refused without calling it."""
-    if ":" not in name:
-        offered = sorted(plugins.offered(GROUP))
-        known = {word.lower(): word for word in sorted([*_registry, *offered], key=len)}
-        close = [word for word in known if word.startswith(name.lower())]
-        close = close or difflib.get_close_matches(name.lower(), known, n=1)
-        meant = f" (did you mean {known[close[0]]!r}?)" if close else ""
-        raise InputError(
-            f"There is no environment named {quoted(name)}{meant}: choose one of {', '.join([*names(), *offered])}, "
-            f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
-            "as 'module:Class'."
-        )
-    return _checked(name, plugins.import_object(name, "environment"))
+def _find(env: str) -> Registration:
+    """Return the environment with this name; nothing is imported for a registered one."""
+    if env in _registry:
+        return _registry[env]
+    if env in (offered := plugins.offered(GROUP)):
+        return _load(env, offered[env])
+    module, colon, name = env.partition(":")
+    if not colon:
+        raise InputError(_unknown(env))
+    if plugins.is_reference(f"{module}:name") and name.strip(":") and not plugins.is_reference(env):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise InputError(
+                f"The environment {quoted(env)} could not be imported ({error}); give 'module:Name' with a module that "
+                "Python finds and a name in it."
+            ) from error
+        if not _is_registered(module, name):
+            raise InputError(f"The module {module!r} registers no environment {quoted(name)}; correct the name.")
+    if _is_registered(module, name):
+        return _registry[name]
+    found = _checked(env, plugins.import_object(env, "environment"))
+    entries = [entry for entry in _registry.values() if entry.factory is found]
+    return entries[0] if entries else Registration(found)
 
 
-def _load(name: str, point: EntryPoint) -> _Entry:
+def _is_registered(module: str, name: str) -> bool:
+    """Whether this module has registered an environment with this name."""
+    return name in _registry and _registry[name].module == module
+
+
+def _unknown(name: str) -> str:
+    """Say that there is no such environment, and which one may be meant."""
+    offered = sorted(plugins.offered(GROUP))
+    known = {word.lower(): word for word in sorted([*_registry, *offered], key=len)}
+    theirs = {word.lower(): f"gym:{word}" for word in _names_in_gymnasium()}
+    starting = [word for word in known if word.startswith(name.lower())]
+    close = [known[word] for word in starting or difflib.get_close_matches(name.lower(), known, n=1)]
+    if not close or (name.lower() in theirs and name.lower() not in known):
+        near = difflib.get_close_matches(name.lower(), theirs, n=1, cutoff=0.8)
+        close = [theirs[word] for word in near] or close
+    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    return (
+        f"There is no environment named {quoted(name)}{meant}: choose one of {', '.join([*names(), *offered])}, "
+        f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
+        "as 'module:Class'."
+    )
+
+
+def _names_in_gymnasium() -> list[str]:
+    """Return the names of Gymnasium's environments, if it is installed."""
+    return adapter("gym").names() if importlib.util.find_spec("gymnasium") else []
+
+
+def _load(name: str, point: EntryPoint) -> Registration:
     """Import what an installed package offers; if it registers itself under that name, its time limit is known too."""
     try:
         found = point.load()
@@ -202,42 +229,14 @@ def _load(name: str, point: EntryPoint) -> _Entry:
             f"The environment {name!r} is offered by the package {package}, but {point.value!r} could not be imported "
             f"({error}); reinstall the package, or tell its authors."
         ) from error
-    return _registry.get(name) or _Entry(_checked(name, found), None)
+    return _registry.get(name) or Registration(_checked(name, found))
 
 
-def _checked(name: str, found: Any) -> Callable[..., Environment]:
+def _checked(name: str, found: Any) -> Callable[..., Any]:
     """Return what was imported, unless it does not create environments."""
-    if any(entry.factory is found for entry in _registry.values()) or _makes_environments(found):
+    if any(entry.factory is found for entry in _registry.values()) or makes_environments(found):
         return found
     raise InputError(
         f"{name!r} is {shortened(repr(found))}, which does not create environments; give a class with the "
         "methods reset and step, or a function annotated to return an environment, as in 'def make() -> Environment'."
     )
-
-
-def _makes_environments(factory: Any) -> bool:
-    """Whether this is an environment class, or a function annotated to return an environment."""
-    if isinstance(factory, type):
-        return issubclass(factory, HostEnvironment) or _has_reset_and_step(factory)
-    if not callable(factory):
-        return False
-    try:
-        made = typing.get_type_hints(factory).get("return")
-    except Exception:  # annotations that cannot be resolved are ignored
-        return False
-    return isinstance(made, type) and (issubclass(made, HostEnvironment) or _has_reset_and_step(made))
-
-
-def _has_reset_and_step(thing: Any) -> bool:
-    return callable(getattr(thing, "reset", None)) and callable(getattr(thing, "step", None))
-
-
-def _call(name: str, factory: Callable[..., Environment], parameters: dict[str, Any]) -> Environment:
-    """Call the factory, or raise an error that lists the parameters it takes."""
-    signature = inspect.signature(factory)
-    try:
-        signature.bind(**parameters)
-    except TypeError as error:
-        known = ", ".join(signature.parameters) or "none"
-        raise InputError(f"{name} cannot be created with these parameters ({error}); it takes: {known}.") from None
-    return factory(**parameters)

@@ -14,6 +14,7 @@ import numpy as np
 
 from lehr.envs.base import Environment
 from lehr.errors import InputError
+from lehr.masks import MASK, is_masked
 from lehr.spaces import Box, Dict, Space, flatten, flatten_space
 from lehr.types import Key, PyTree, Timestep
 
@@ -65,6 +66,11 @@ class Wrapper(Environment):
     def _agents(self) -> tuple[int, ...]:
         """The shape of a reward: `()` for one agent, `(A,)` for several."""
         return () if self.num_agents == 1 else (self.num_agents,)
+
+    @property
+    def _is_masked(self) -> bool:
+        """Whether the wrapped environment's observations have an action mask, which no wrapper may change."""
+        return is_masked(self.env.observation_space, self.env.action_space)
 
     def _per_agent(self, function: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
         """Apply a function to each agent's value."""
@@ -318,8 +324,25 @@ class RescaleAction(Wrapper):
         return self.env.step(key, state, self._per_agent(lambda a: inner.low + slope * (a - self.low), action))
 
 
+def _apart(given: Any, is_masked: bool) -> tuple[Any, dict[str, Any]]:
+    """Split an observation, or the space of it, into all but the action mask, and a dict of the mask, if any."""
+    if not is_masked:
+        return given, {}
+    if isinstance(given, Dict):
+        rest, mask = _apart(given.spaces, is_masked)
+        return Dict(rest), mask
+    return {name: part for name, part in given.items() if name != MASK}, {MASK: given[MASK]}
+
+
+def _together(given: Any, mask: dict[str, Any]) -> Any:
+    """Put back what `_apart` split."""
+    if not mask:
+        return given
+    return Dict({**given.spaces, **mask}) if isinstance(given, Dict) else {**given, **mask}
+
+
 class FrameStackState(NamedTuple):
-    """`frames`: the last `k` observations, oldest first, each leaf `[k, ...]` or `[A, k, ...]`."""
+    """`frames`: the last `k` observations without masks, oldest first, each leaf `[k, ...]` or `[A, k, ...]`."""
 
     env_state: PyTree
     frames: PyTree
@@ -327,19 +350,23 @@ class FrameStackState(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameStack(Wrapper):
-    """Stack the last `k` observations, oldest first, along a new first axis; a reset fills it with the first one."""
+    """Stack the last `k` observations, oldest first, along a new first axis; a reset fills it with the first one.
+
+    An action mask is not stacked.
+    """
 
     k: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_count(self, "k", self.k)
-        self._stack(self.env.observation_space)
+        _ = self.observation_space
 
     @property
     def observation_space(self) -> Space:
         """The environment's space with a leading axis of length `k` on every box."""
-        return self._stack(self.env.observation_space)
+        frames, mask = _apart(self.env.observation_space, self._is_masked)
+        return _together(self._stack(frames), mask)
 
     def _stack(self, space: Space) -> Space:
         match space:
@@ -355,8 +382,9 @@ class FrameStack(Wrapper):
         """Start an episode with `k` copies of its first observation."""
         env_state, obs = self.env.reset(key)
         fill = jax.vmap(lambda obs: obs, in_axes=None, out_axes=0, axis_size=self.k)
+        obs, mask = _apart(obs, self._is_masked)
         frames = self._per_agent(fill, obs)
-        return FrameStackState(env_state, frames), frames
+        return FrameStackState(env_state, frames), _together(frames, mask)
 
     def step(self, key: Key, state: FrameStackState, action: PyTree) -> tuple[FrameStackState, Timestep]:
         """Take one step, drop the oldest observation and append the new one."""
@@ -366,8 +394,9 @@ class FrameStack(Wrapper):
             frames, obs = pair
             return jnp.concatenate([frames[1:], obs[None]])
 
-        frames = jax.tree.map(lambda *pair: self._per_agent(push, pair), state.frames, timestep.obs)
-        return FrameStackState(env_state, frames), timestep._replace(obs=frames)
+        obs, mask = _apart(timestep.obs, self._is_masked)
+        frames = jax.tree.map(lambda *pair: self._per_agent(push, pair), state.frames, obs)
+        return FrameStackState(env_state, frames), timestep._replace(obs=_together(frames, mask))
 
 
 @dataclass(frozen=True)
@@ -470,14 +499,18 @@ class StackChannels(Wrapper):
 
 @dataclass(frozen=True)
 class FlattenObservation(Wrapper):
-    """Flatten observations to one float32 vector: boxes ravelled, integers one-hot, dicts concatenated by name."""
+    """Flatten observations to one float32 vector: boxes ravelled, integers one-hot, dicts concatenated by name.
+
+    With an action mask, which is not flattened, the vector is the entry `observation` beside it.
+    """
 
     @property
-    def observation_space(self) -> Box:
-        """A one-dimensional box."""
-        return flatten_space(self.env.observation_space)
+    def observation_space(self) -> Space:
+        """A one-dimensional box, or a `Dict` of it and the action mask."""
+        space, mask = _apart(self.env.observation_space, self._is_masked)
+        return _together(Dict({"observation": flatten_space(space)}) if mask else flatten_space(space), mask)
 
-    def reset(self, key: Key) -> tuple[PyTree, jax.Array]:
+    def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """Start an episode."""
         state, obs = self.env.reset(key)
         return state, self._flatten(obs)
@@ -487,8 +520,11 @@ class FlattenObservation(Wrapper):
         state, timestep = self.env.step(key, state, action)
         return state, timestep._replace(obs=self._flatten(timestep.obs))
 
-    def _flatten(self, obs: PyTree) -> jax.Array:
-        return self._per_agent(lambda one: flatten(self.env.observation_space, one), obs)
+    def _flatten(self, obs: PyTree) -> PyTree:
+        space, _ = _apart(self.env.observation_space, self._is_masked)
+        obs, mask = _apart(obs, self._is_masked)
+        vector = self._per_agent(lambda one: flatten(space, one), obs)
+        return _together({"observation": vector} if mask else vector, mask)
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@
 """
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lehr import plugins
-from lehr.config import Plugin, check_counts
-from lehr.errors import InputError, closest, shortened
+from lehr import masks, plugins
+from lehr.config import Conversion, Names, Plugin, check_counts
+from lehr.errors import InputError, closest, quoted, shortened
 from lehr.maths.distributions import Distribution
 from lehr.networks.build import Network, Params, build
 from lehr.networks.custom import CustomTorso
@@ -27,13 +27,28 @@ from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry
 from lehr.networks.observations import View, make_view, some_at_a_time
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
 from lehr.networks.trunks import AnyTorso, Carry, Separate, Shared, Torso, Twin
-from lehr.spaces import Box, Discrete, MultiDiscrete, Space
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree
 
 MEMORIES: dict[str, type[LSTM] | type[GRU] | type[MinGRU]] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU}
 MOST_LAYERS = 64
 """Limit on dense layers: each takes time to compile."""
 TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
+
+
+def _sizes_of_net_arch(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """Convert SB3's `net_arch`: sizes for actor and critic, or a mapping with those of each."""
+    if not isinstance(given, Mapping):
+        return {"hidden_sizes": given}
+    strange = [name for name in given if name not in ("pi", "vf")]
+    if strange or "pi" not in given:
+        raise InputError(f"net_arch is {quoted(dict(given))}; give sizes, or a mapping with sizes for 'pi' and 'vf'.")
+    return {"hidden_sizes": given["pi"], "critic_hidden_sizes": given.get("vf", given["pi"])}
+
+
+def _activation_of_class(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """Convert SB3's `activation_fn`, a class of PyTorch's such as `nn.Tanh`, to a name."""
+    return {"activation": given.__name__.lower() if isinstance(given, type) else given}
 
 
 @dataclass(frozen=True)
@@ -45,29 +60,59 @@ class NetworkConfig:
     Python, a class or function."""
     critic_torso: Plugin | None = None
     """Torso of the critic, if it differs: mlp with a recurrent actor gives a feed-forward critic."""
-    shared: bool = False
+    shared: Annotated[bool, Names(("vf_share_layers",))] = False
     """Share one torso between actor and critic."""
-    hidden_sizes: tuple[int, ...] | None = None
+    hidden_sizes: (
+        Annotated[
+            tuple[int, ...],
+            Names(
+                (
+                    "fcnet_hiddens",
+                    "policy_hidden_layer_sizes",
+                    "actor_hidden_dims",
+                    "hidden_dims",
+                    "hidden_layers",
+                    "hidden_layer_sizes",
+                ),
+                conversions=(Conversion("net_arch", _sizes_of_net_arch),),
+            ),
+        ]
+        | None
+    ) = None
     """Sizes of the dense layers; by default 64,64, after convolutions 128 (small images) or 512, before a recurrent
     layer one of its size; () for no dense layers."""
-    critic_hidden_sizes: tuple[int, ...] | None = None
+    critic_hidden_sizes: (
+        Annotated[tuple[int, ...], Names(("value_hidden_layer_sizes", "critic_hidden_dims"))] | None
+    ) = None
     """Sizes of the critic's dense layers; by default hidden_sizes."""
-    recurrent_size: int = 128
+    recurrent_size: Annotated[int, Names(("lstm_hidden_size", "lstm_cell_size", "rnn_hidden_size"))] = 128
     """Size of the recurrent layer of lstm, gru and mingru."""
-    activation: Plugin = "auto"
+    activation: Annotated[
+        Plugin, Names(("fcnet_activation",), conversions=(Conversion("activation_fn", _activation_of_class),))
+    ] = "auto"
     """Activation: tanh, relu, gelu, silu, elu, or auto (relu after convolutions, else tanh); in Python, a function."""
     layer_norm: bool = False
     """Apply layer normalisation before the activation of each dense layer."""
-    actor_obs: tuple[str, ...] | None = None
+    actor_obs: Annotated[tuple[str, ...], Names(("policy_obs_key",))] | None = None
     """Keys of a Dict observation that the actor sees; by default all."""
-    critic_obs: tuple[str, ...] | None = None
+    critic_obs: Annotated[tuple[str, ...], Names(("value_obs_key",))] | None = None
     """Keys of a Dict observation that the critic sees; by default all."""
-    distribution: str = "normal"
+    distribution: Annotated[str, Names(("distribution_type",))] = "normal"
     """Distribution of Box actions: normal (clipped to the Box) or tanh_normal (squashed into the Box)."""
     state_dependent_std: bool = False
     """Make log σ an output of the network instead of a parameter."""
-    initial_log_std: float = 0.0
+    initial_log_std: Annotated[
+        float,
+        Names(
+            ("log_std_init",),
+            others=(
+                ("init_noise_std", "it is σ itself; write initial_log_std, its natural logarithm: 0 for a σ of 1"),
+            ),
+        ),
+    ] = 0.0
     """Initial log σ."""
+    action_mask: bool = True
+    """Never take an action that the observation's entry action_mask forbids; off makes it an entry like any other."""
     dtype: str = "float32"
     """Dtype of the computation, float32 or bfloat16; parameters, carry, heads and outputs stay float32."""
 
@@ -129,25 +174,41 @@ def _name(given: Any) -> str:
 
 
 class ActorCritic(nnx.Module):
-    """A trunk that computes features, with one head for the policy and one for the value."""
+    """A trunk that computes features, with one head for the policy and one for the value.
+
+    If observations have an action mask, the torsos do not see it. Instead the actor's features end with it: ones where
+    an action is possible and zeros elsewhere, so that the policy follows from the features alone.
+    """
 
     def __init__(self, observation_space: Space, action_space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> None:
         self.observation_space = observation_space
-        self.trunk = _trunk(observation_space, config, rngs)
+        self.masked_space: Discrete | MultiDiscrete | None = None
+        keys = None
+        if config.action_mask and masks.has_mask(observation_space, action_space):
+            assert isinstance(action_space, Discrete | MultiDiscrete)
+            self.masked_space, keys = action_space, _unmasked(observation_space)
+        self.trunk = _trunk(observation_space, config, keys, rngs)
         actor_features, critic_features = self.trunk.out_features
         self.policy_head = _policy_head(actor_features, action_space, config, rngs)
         self.value_head = linear(critic_features, 1, gain=1.0, rngs=rngs)
 
+    @property
+    def feature_sizes(self) -> tuple[int, int]:
+        """Number of features of the policy, with the mask, and of the value."""
+        actor, critic = self.trunk.out_features
+        return actor + self._mask_size, critic
+
     def act(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution]:
         """Return the policy only."""
         if outputs := self._by_kernel(obs, "policy"):
-            return carry, self.policy_head.distribution(outputs[0])
+            return carry, self.policy_head.distribution(outputs[0], self._possible(obs))
         carry, features = self.actor_features(carry, obs, reset)
         return carry, self.policy(features)
 
     def actor_features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array]:
         """Return the input of the policy head at one step, computed in plain JAX."""
-        return self.trunk.actor(reset_carry(carry, reset), obs)
+        carry, features = self.trunk.actor(reset_carry(carry, reset), obs)
+        return carry, self._with_mask(features, obs)
 
     def value(self, carry: Carry, obs: PyTree) -> jax.Array:
         """Return the value only."""
@@ -164,29 +225,46 @@ class ActorCritic(nnx.Module):
     def step(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Return policy and value."""
         if outputs := self._by_kernel(obs, "policy", "value"):
-            return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
+            return carry, self.policy_head.distribution(outputs[0], self._possible(obs)), outputs[1][..., 0]
         carry, actor, critic = self.trunk.step(reset_carry(carry, reset), obs)
-        return carry, self.policy(actor), self.head_value(critic)
+        return carry, self.policy(self._with_mask(actor, obs)), self.head_value(critic)
 
     def unroll(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, Distribution, jax.Array]:
         """Return policy and value over `T` steps."""
         if outputs := self._by_kernel(obs, "policy", "value"):
-            return carry, self.policy_head.distribution(outputs[0]), outputs[1][..., 0]
+            return carry, self.policy_head.distribution(outputs[0], self._possible(obs)), outputs[1][..., 0]
         carry, actor, critic = self.features(carry, obs, reset)
         return carry, self.policy(actor), self.head_value(critic)
 
     def features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
         """Return the inputs of both heads over `T` steps, computed in plain JAX."""
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
-        return carry, actor.astype(jnp.float32), critic.astype(jnp.float32)
+        return carry, self._with_mask(actor.astype(jnp.float32), obs), critic.astype(jnp.float32)
 
     def policy(self, features: jax.Array) -> Distribution:
         """Return the policy for the actor's features."""
-        return self.policy_head(features)
+        if self.masked_space is None:
+            return self.policy_head(features)
+        features, mask = features[..., : -self._mask_size], features[..., -self._mask_size :]
+        return self.policy_head.distribution(self.policy_head.layer(features), mask > 0)
 
     def head_value(self, features: jax.Array) -> jax.Array:
         """Return the value for the critic's features."""
         return self.value_head(features)[..., 0]
+
+    @property
+    def _mask_size(self) -> int:
+        return 0 if self.masked_space is None else masks.size(self.masked_space)
+
+    def _possible(self, obs: PyTree) -> Any:
+        """Return which actions are possible, bool `[..., n]`; `None` without a mask."""
+        return None if self.masked_space is None else masks.possible(self.masked_space, obs[masks.MASK])
+
+    def _with_mask(self, features: jax.Array, obs: PyTree) -> jax.Array:
+        """Append the mask, if there is one, to the actor's features."""
+        if self.masked_space is None:
+            return features
+        return jnp.concatenate([features, self._possible(obs).astype(features.dtype)], -1)
 
     def _by_kernel(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
         """Compute the outputs of the policy layer, the value layer, or both with one kernel; `None` without a kernel.
@@ -229,8 +307,8 @@ class ActorCriticNetwork(Network[ActorCritic]):
 
     @property
     def feature_sizes(self) -> tuple[int, int]:
-        """Number of features of the policy and of the value."""
-        return self.module.trunk.out_features
+        """Number of features of the policy and of the value; those of the policy end with the action mask, if any."""
+        return self.module.feature_sizes
 
     def initial_carry(self, batch_shape: tuple[int, ...]) -> Carry:
         """Return zeros, `{"actor": ..., "critic": ...}`; a feed-forward part is `()`."""
@@ -313,13 +391,26 @@ def _maker(observation_space: Space, action_space: Space, config: NetworkConfig)
     return lambda rngs: ActorCritic(observation_space, action_space, config, rngs)
 
 
-def _trunk(space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> Shared | Separate | Twin:
-    """Build the trunk: one shared torso, two separate ones, or two MLPs on the same vector, evaluated together."""
-    actor = _torso(space, config.actor_obs, config.torso, config.hidden_sizes, config, rngs)
+def _unmasked(space: Space) -> tuple[str, ...] | None:
+    """The keys of an observation without the action mask; `None` if it is the only one, as a torso needs some input."""
+    assert isinstance(space, Dict)
+    return tuple(key for key in space.spaces if key != masks.MASK) or None
+
+
+def _trunk(
+    space: Space, config: NetworkConfig, keys: tuple[str, ...] | None, rngs: nnx.Rngs
+) -> Shared | Separate | Twin:
+    """Build the trunk: one shared torso, two separate ones, or two MLPs on the same vector, evaluated together.
+
+    Both see the entries `keys` of an observation, or all with `None`, unless the settings name others.
+    """
+    actor_keys = keys if config.actor_obs is None else config.actor_obs
+    critic_keys = keys if config.critic_obs is None else config.critic_obs
+    actor = _torso(space, actor_keys, config.torso, config.hidden_sizes, config, rngs)
     if config.shared:
         return Shared(actor)
     sizes = config.hidden_sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
-    critic = _torso(space, config.critic_obs, config.critic_torso or config.torso, sizes, config, rngs)
+    critic = _torso(space, critic_keys, config.critic_torso or config.torso, sizes, config, rngs)
     if isinstance(actor, CustomTorso) or isinstance(critic, CustomTorso):
         return Separate(actor, critic)
     feed_forward = not actor.is_recurrent and not critic.is_recurrent

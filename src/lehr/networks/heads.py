@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from lehr import masks
 from lehr.errors import InputError
 from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal, TanhNormal
 from lehr.spaces import Box, Discrete, MultiDiscrete
@@ -16,6 +17,7 @@ class CategoricalHead(nnx.Module):
     """Logits for `Discrete` and `MultiDiscrete` actions."""
 
     def __init__(self, in_features: int, space: Discrete | MultiDiscrete, rngs: nnx.Rngs) -> None:
+        self.space = space
         self.nvec = space.nvec if isinstance(space, MultiDiscrete) else None
         out_features = space.n if isinstance(space, Discrete) else sum(space.nvec)
         self.logits = linear(in_features, out_features, gain=0.01, rngs=rngs)
@@ -29,8 +31,10 @@ class CategoricalHead(nnx.Module):
         """Features `[..., F]` to a distribution with batch axes `[...]`."""
         return self.distribution(self.layer(features))
 
-    def distribution(self, logits: jax.Array) -> Distribution:
-        """Return the distribution for the outputs of the layer."""
+    def distribution(self, logits: jax.Array, possible: jax.Array | None = None) -> Distribution:
+        """Return the distribution for the outputs of the layer, over the possible actions, bool like the outputs."""
+        if possible is not None:
+            logits = masks.forbid(self.space, logits, possible)
         return Categorical(logits) if self.nvec is None else MultiCategorical(logits, self.nvec)
 
 
@@ -74,8 +78,8 @@ class NormalHead(nnx.Module):
         """Features `[..., F]` to a distribution with batch axes `[...]`."""
         return self.distribution(self.layer(features))
 
-    def distribution(self, outputs: jax.Array) -> Distribution:
-        """Return the distribution for the outputs of the layer."""
+    def distribution(self, outputs: jax.Array, possible: jax.Array | None = None) -> Distribution:
+        """Return the distribution for the outputs of the layer; continuous actions have no mask."""
         if self.state_dependent_std:
             mean, change = jnp.split(outputs, 2, -1)
             log_std = jnp.clip(self.initial_log_std + change, *LOG_STD_RANGE)

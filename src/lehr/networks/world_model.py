@@ -15,6 +15,7 @@ from flax import nnx
 
 from lehr.config import check_counts
 from lehr.errors import InputError
+from lehr.masks import has_mask
 from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal
 from lehr.maths.two_hot import symlog, two_hot_mean
 from lehr.networks.block_gru import BlockGRU, Dense
@@ -53,6 +54,8 @@ class WorldModelConfig:
     """Width of the convolutions, in pixels."""
     initial_log_std: float = -0.11
     """Initial log σ of Box actions, which are scaled to the range -1 to 1; σ stays between 0.1 and 1."""
+    action_mask: bool = True
+    """Refuse observations with an action_mask, which Dreamer cannot enforce; off makes it an entry like any other."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": {},
@@ -454,6 +457,11 @@ def dreamer_network(
 ) -> tuple[DreamerNetwork, Params]:
     """Build Dreamer's networks for these spaces, with their initial parameters."""
     action_size(action_space)
+    if config.action_mask and has_mask(observation_space, action_space):
+        raise InputError(
+            "The observation has an action_mask, but Dreamer's imagination has none to enforce: train ppo or another "
+            "on-policy algorithm, or set action_mask=False, so that the environment deals with forbidden actions."
+        )
     view = make_view(observation_space, None, "auto")
     network, params = build(_Maker(view, action_space, config), key)
     return DreamerNetwork(network, config, action_space, tuple(sorted(params))), params

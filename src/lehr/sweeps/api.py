@@ -5,7 +5,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import numpy as np
 from lehr import algorithms, config
 from lehr.acting.actors.links import ray_cluster
 from lehr.envs import AnyEnvironment
+from lehr.envs.naming import adopt
 from lehr.errors import InputError, quoted
+from lehr.sweeps.changes import make_changes
 from lehr.sweeps.cluster import RayDevices
 from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition, check_trust
 from lehr.sweeps.directory import ROOT, Member, SweepDirectory
-from lehr.sweeps.evolution import make_evolution
 from lehr.sweeps.gathering import gather, scores
 from lehr.sweeps.headline import verdict
 from lehr.sweeps.lineage import Fit, ancestors, fit
@@ -53,7 +54,8 @@ class SweepResult:
     def results(self) -> Results:
         """The results as arrays."""
         swept = [name for name in self.definition.parameters if not self.definition.is_static(name)]
-        notes = {"total steps": f"{self.definition.space.total_steps:,} env steps for each member"}
+        stays = " that is not stopped" if self.definition.halving is not None else ""
+        notes = {"total steps": f"{self.definition.space.total_steps:,} env steps for each member{stays}"}
         name = algorithms.name_of(self.definition.algorithm)
         env = str(self.definition.settings.get("env", "CartPole-v1"))
         shared = {key: value for key, value in self.definition.settings.items() if key != "env"}
@@ -103,11 +105,10 @@ def sweep(
     read = _read(definition, trust)
     check_size(wave_size)
     if env is not None:
-        named = env if isinstance(env, str) else type(env).__name__
-        read = replace(read, settings={**read.settings, "env": named})
+        read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
     sampler = checked_sampler(read, made)
-    name = f"{algorithms.name_of(read.algorithm)}-{read.settings.get('env', 'CartPole-v1')}"
+    name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
     path = Path(out) if out is not None else unused_path(name, ROOT)
     with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())
@@ -152,6 +153,15 @@ def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
     definition = Definition.read(directory.definition, trust)
     _check_members(directory, trust)
     return SweepResult(directory.path, definition, directory.is_complete)
+
+
+def _with_environment(settings: Mapping[str, Any], env: Any) -> dict[str, Any]:
+    """The settings with an environment that was passed, by a name and parameters that make an equal one if possible."""
+    if isinstance(env, str):
+        return {**settings, "env": env}
+    adopted = adopt(env, settings.get("env_parameters", {}))
+    parameters = {"env_parameters": adopted.parameters} if adopted.parameters else {}
+    return {**settings, "env": adopted.name, **parameters}
 
 
 def checked_sampler(definition: Definition, env: AnyEnvironment | None = None) -> Sampler:
@@ -231,10 +241,8 @@ def _run(
     """Train what is not trained yet, and write the report."""
     begin = time.perf_counter()
     directory.run.write_status("running")
-    evolution = None
-    if definition.evolution is not None:
-        evolution = partial(make_evolution, definition.evolution, definition.space, definition.sampler_seed)
-    trainer = WaveTrainer(definition.algorithm, env, evolution, progress)
+    places = None if definition.halving is None else definition.halving.places or 0
+    trainer = WaveTrainer(definition.algorithm, env, make_changes(definition), progress, places)
     is_finished = False
     with contextlib.ExitStack() as stack:
         devices = None if make_devices is None else stack.enter_context(contextlib.closing(make_devices(trainer)))
@@ -290,12 +298,15 @@ def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tr
     top, count = definition.confirm
     if not top or not count:
         return
+    found = scores(directory, tried)
     if definition.evolution is not None:
-        best = [tried[index] for index in _best_first(scores(directory, tried))[:top]]
-        chosen = [replace(one, settings=followed(directory, definition, one)) for one in best]
+        best = [tried[index] for index in _best_first(found)[:top]]
+        chosen = [replace(one, settings=final_settings(directory, definition, one)) for one in best]
     else:
         size = len(definition.seeds)
         order = _best_first(_estimates(directory, tried, len(tried) // size))
+        if definition.halving is not None:  # those that nobody trained to the end are not among the best
+            order = order[np.isfinite(found).reshape(-1, size).any(axis=1)[order]]
         chosen = [tried[index * size] for index in order[:top]]
     first = max(definition.seeds) + 1
     pairs = itertools.product(chosen, range(first, first + count))
@@ -304,8 +315,10 @@ def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tr
     )
 
 
-def followed(directory: SweepDirectory, definition: Definition, member: Member) -> dict[str, Any]:
-    """The settings of a member of an evolution, with the path of its coefficients as schedules."""
+def final_settings(directory: SweepDirectory, definition: Definition, member: Member) -> dict[str, Any]:
+    """The settings of a member; if its coefficients changed while it trained, with their path as schedules."""
+    if definition.evolution is None or member.fresh:
+        return member.settings
     found = paths(directory, definition, member)
     return {**member.settings, **{name: str(path.schedule) for name, path in found.items()}}
 

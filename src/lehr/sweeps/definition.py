@@ -33,7 +33,7 @@ LARGEST_SEED = 2**63 - 1
 
 _KEYS = (
     *("algorithm", "settings", "parameters", "conditions", "sampler", "samples", "sampler_seed", "seeds"),
-    *("confirm", "evolution"),
+    *("confirm", "evolution", "halving"),
 )
 _RUN_SETTINGS = ("env_parameters", "action_repeat", "frame_stack")
 """The settings of a run, apart from the algorithm's, that may be swept."""
@@ -71,6 +71,17 @@ class EvolutionSettings(NamedTuple):
     """The share of the members that is replaced, and the share that they are copied from."""
     factor: float = 1.2
     """A copied member's coefficients are multiplied or divided by this."""
+
+
+class HalvingSettings(NamedTuple):
+    """Successive halving: see `lehr.sweeps.halving`."""
+
+    places: int | None = None
+    """Members that train at once; `None` for as many as fit into memory."""
+    first: float | str = "10%"
+    """The first rung: a share of the budget, or env steps."""
+    factor: int = 3
+    """One of so many members goes on at a rung, to the next one at so many times the env steps."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +133,8 @@ class Definition:
     """What is trained again at the end."""
     evolution: EvolutionSettings | None
     """How members change while they train; `None` if they do not."""
+    halving: HalvingSettings | None
+    """When members are stopped early; `None` if all are trained to their end."""
     space: Space = field(repr=False, compare=False)
     """The parameters, as the samplers use them."""
 
@@ -174,7 +187,10 @@ class Definition:
         seeds = _seeds(given.get("seeds", 1))
         confirm = _confirm(given.get("confirm"), len(seeds))
         evolution = _evolution(given.get("evolution"), space, parameters)
-        if evolution is not None and given.get("confirm") is None:
+        halving = _halving(given.get("halving"), space.total_steps)
+        if halving is not None:
+            _check_halving(evolution, sampler, settings)
+        if (evolution is not None or halving is not None) and given.get("confirm") is None:
             confirm = Confirm(0, 0)
         if confirm.top and max(seeds) + confirm.seeds > LARGEST_SEED:
             raise InputError(
@@ -192,6 +208,7 @@ class Definition:
             seeds,
             confirm,
             evolution,
+            halving,
             space,
         )
 
@@ -208,6 +225,7 @@ class Definition:
             "seeds": len(self.seeds) if self.seeds == tuple(range(len(self.seeds))) else list(self.seeds),
             "confirm": self.confirm._asdict(),
             "evolution": None if self.evolution is None else self.evolution._asdict(),
+            "halving": None if self.halving is None else self.halving._asdict(),
         }
         return {key: value for key, value in found.items() if value is not None and value != []}
 
@@ -259,8 +277,8 @@ def check_trust(mapping: Mapping[str, Any], where: str, trust: bool) -> None:
     )
     api.check_trust({"algorithm": given.get("algorithm")}, where, trust)
     api.check_trust(settings, where, trust)
-    for name, value in parameters.items():
-        for choice in _leaves(value) if config.underscored(name) != "env_parameters" else [value]:
+    for name, value in config.merge([RunConfig], {}, parameters).items():
+        for choice in _leaves(value) if name != "env_parameters" else [value]:
             api.check_trust({name: choice}, where, trust)
 
 
@@ -421,14 +439,7 @@ def _evolution(given: Any, space: Space, parameters: Mapping[str, Any]) -> Evolu
                 f"evolution.{name} is {quoted(getattr(found, name))}; it must be above {low:g}, at most {high:g}."
             )
         found = EvolutionSettings(**{**found._asdict(), name: float(value)})
-    try:
-        steps = position(found.interval).bound(space.total_steps)
-    except InputError as error:
-        raise InputError(f"evolution.interval: {error}") from None
-    if not 0 < steps < space.total_steps:
-        raise InputError(
-            f"evolution.interval is {quoted(found.interval)}; it must be above 0 and less than the budget, such as 5%."
-        )
+    _check_position("evolution.interval", found.interval, space.total_steps)
     for name in parameters:
         if space.is_static(name):
             raise InputError(f"{name} shapes the program, so evolution cannot change it; move it to settings.")
@@ -437,6 +448,48 @@ def _evolution(given: Any, space: Space, parameters: Mapping[str, Any]) -> Evolu
                 f"{name} is not a range of numbers, but evolution perturbs numbers; give {{low: ..., high: ...}}."
             )
     return found
+
+
+def _check_position(name: str, given: Any, total_steps: int) -> None:
+    """Refuse what is not a position within the budget."""
+    try:
+        steps = position(given).bound(total_steps)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    if not 0 < steps < total_steps:
+        raise InputError(f"{name} is {quoted(given)}; it must be above 0 and less than the budget, such as 5%.")
+
+
+def _halving(given: Any, total_steps: int) -> HalvingSettings | None:
+    """Check the settings of successive halving."""
+    if given is None or is_none(given):
+        return None
+    found = HalvingSettings(**_parts("halving", given, HalvingSettings._fields))
+    _check_position("halving.first", found.first, total_steps)
+    factor = _whole("halving.factor", found.factor, least=2, most=MOST_CONFIGURATIONS)
+    places = found.places
+    if places is not None:
+        places = _whole("halving.places", places, least=1, most=MOST_CONFIGURATIONS)
+    return HalvingSettings(places, found.first, factor)
+
+
+def _check_halving(evolution: EvolutionSettings | None, sampler: str, settings: Mapping[str, Any]) -> None:
+    """Refuse what successive halving does not go together with."""
+    if evolution is not None:
+        raise InputError(
+            "The sweep has both evolution and halving, but one replaces members by copies of others and the other by "
+            "new ones; remove one of them."
+        )
+    if sampler.startswith(OPTUNA):
+        raise InputError(
+            f"sampler is {sampler}, which learns from the scores of all members at their end, but halving stops most "
+            "of them earlier; choose another sampler, or remove halving."
+        )
+    if settings.get("evaluate_every") is not None:
+        raise InputError(
+            f"evaluate_every is {quoted(settings['evaluate_every'])}, but with halving, members are evaluated only at "
+            "their end; remove it."
+        )
 
 
 def _seeds(given: Any) -> tuple[int, ...]:

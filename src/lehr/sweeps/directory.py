@@ -62,12 +62,14 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Wave:
-    """Members that are trained together."""
+    """Members that are trained together, or that take turns in the places of one population."""
 
     number: int
     members: tuple[Member, ...]
     size: int
-    """How many members its population has; those beyond `members` only fill it up."""
+    """How many places its population has; those beyond `members` only fill it up."""
+    takes_turns: bool = False
+    """Whether there may be more members than places: those that wait begin in the places of others."""
 
 
 class SweepDirectory:
@@ -122,9 +124,14 @@ class SweepDirectory:
 
     def write_waves(self, waves: list[Wave]) -> None:
         """Write which members are trained together."""
+        turns: dict[str, Any] = {"takes_turns": True}
         write_json(
             self._waves,
-            [{"size": wave.size, "members": [asdict(member) for member in wave.members]} for wave in waves],
+            [
+                {"size": wave.size, "members": [asdict(member) for member in wave.members]}
+                | (turns if wave.takes_turns else {})
+                for wave in waves
+            ],
         )
 
     def read_waves(self) -> list[Wave]:
@@ -134,12 +141,18 @@ class SweepDirectory:
             return []
         try:
             waves = [
-                Wave(number, tuple(Member.read(member) for member in wave["members"]), wave["size"])
+                Wave(
+                    number,
+                    tuple(Member.read(member) for member in wave["members"]),
+                    wave["size"],
+                    wave.get("takes_turns") is True,
+                )
                 for number, wave in enumerate(json.loads(self._waves.read_text()))
             ]
             total = sum(len(wave.members) for wave in waves)
             for wave in waves:
-                if type(wave.size) is not int or not 1 <= len(wave.members) <= wave.size <= total:
+                most = wave.size if wave.takes_turns else len(wave.members)
+                if type(wave.size) is not int or not wave.members or not 1 <= most <= wave.size <= total:
                     raise ValueError(f"wave {wave.number} has {len(wave.members)} members, but its size is {wave.size}")
             return waves
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -14,9 +14,10 @@ from lehr.schedules.bundle import Coefficients
 from lehr.schedules.constructors import position
 from lehr.sweeps.definition import EvolutionSettings
 from lehr.sweeps.space import Space
+from lehr.training.course import Course
 from lehr.training.plan import Plan
 from lehr.training.population import default_window
-from lehr.training.runners.population import PopulationState
+from lehr.training.runners.population import Candidates, PopulationState
 from lehr.types import NOTHING, Key, Metrics, TrainState, derive
 
 
@@ -74,9 +75,17 @@ class PopulationBasedTraining:
     """A member with more non-finite updates is the worst."""
     names: ClassVar[tuple[str, ...]] = ("evolution/parent",)
 
-    def init(self, members: TrainState) -> EvolutionState:
+    def init(self, members: TrainState, candidates: Candidates) -> EvolutionState:
         """Nobody was copied yet."""
         return initial(members.updates.shape[0])
+
+    def course(self, candidates: int, places: int) -> Course:
+        """All members end with the last update."""
+        return Course(self.last)
+
+    def before(self, state: PopulationState) -> PopulationState:
+        """Nothing changes before an update."""
+        return state
 
     def __call__(self, state: PopulationState, metrics: Metrics) -> tuple[PopulationState, Metrics]:
         """Rank the members and replace the worst, if it is time; tell which member each place now continues."""
@@ -102,7 +111,7 @@ class PopulationBasedTraining:
         after = copied(members, source)
         after = after._replace(coefficients=self._perturbed(after.coefficients, moved, derive(key, "perturb")))
         zeros = jnp.zeros(size)
-        return PopulationState(after, EvolutionState(zeros, zeros, source))
+        return state._replace(members=after, evolution=EvolutionState(zeros, zeros, source))
 
     def _perturbed(self, coefficients: Coefficients, moved: jax.Array, key: Key) -> Coefficients:
         """Multiply or divide the swept coefficients of the members that moved."""
@@ -129,6 +138,13 @@ def copied(members: TrainState, source: jax.Array) -> TrainState:
     return taken._replace(key=members.key)
 
 
+def in_rows(plan: Plan, given: float | str) -> int:
+    """Convert a share of the budget, or env steps, to updates; longer than a row, so many that they end with one."""
+    window = default_window(plan)
+    every = plan.every(round(position(given).bound(plan.run.total_steps)))
+    return every if every < window else -(-every // window) * window
+
+
 def make_evolution(settings: EvolutionSettings, space: Space, seed: int, plan: Plan) -> PopulationBasedTraining:
     """Return the population-based training that a sweep defines.
 
@@ -138,12 +154,9 @@ def make_evolution(settings: EvolutionSettings, space: Space, seed: int, plan: P
         seed: random seed.
         plan: that of a member.
     """
-    window = default_window(plan)
-    every = plan.every(round(position(settings.interval).bound(plan.run.total_steps)))
-    interval = every if every < window else -(-every // window) * window  # so that rankings fall on rows
     ranges: dict[str, Any] = dict(space.domains)
     return PopulationBasedTraining(
-        interval=interval,
+        interval=in_rows(plan, settings.interval),
         last=plan.updates,
         coefficients=tuple(ranges),
         low=tuple(domain.low for domain in ranges.values()),

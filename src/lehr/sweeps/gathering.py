@@ -6,19 +6,20 @@ from typing import Any
 import numpy as np
 
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
-from lehr.sweeps.results import Results
-from lehr.training import columns
+from lehr.sweeps.results import Halved, Results
+from lehr.sweeps.turns import last_known, read_wave
+from lehr.training.population_record import RUNG_SCORE
 
 SCORE = "evaluate/return"
 _MOST_ROWS = 500
 
 
 def scores(directory: SweepDirectory, members: Iterable[Member]) -> np.ndarray:
-    """The score of each member: the return of its last evaluation, NaN if it was frozen or is not trained."""
+    """The score of each member: the return of its last evaluation, NaN if it was frozen, stopped or not trained."""
     found: dict[int, float] = {}
     for wave in _finished(directory):
-        table = columns.read(directory.wave_path(wave.number) / "metrics", [SCORE, "update/frozen"])
-        last = np.where(table["update/frozen"][-1] > 0, np.nan, table[SCORE][-1])
+        table = read_wave(directory, wave, [SCORE, "update/frozen"])
+        last = np.where(last_known(table["update/frozen"]) > 0, np.nan, last_known(table[SCORE]))
         found |= {member.number: float(last[index]) for index, member in enumerate(wave.members)}
     return np.array([found.get(member.number, np.nan) for member in members])
 
@@ -42,7 +43,7 @@ def gather(
         notes: other facts to show.
     """
     waves = _finished(directory)
-    tables = {wave.number: _read(directory, wave, coefficients) for wave in waves}
+    tables = {wave.number: _read(directory, wave, coefficients) for wave in waves if not wave.members[0].fresh}
     grid = _grid([table["env_steps"] for table in tables.values()])
     place = {member.number: (wave.number, index) for wave in waves for index, member in enumerate(wave.members)}
     members = [member for wave in waves for member in wave.members]
@@ -64,16 +65,25 @@ def gather(
         wave, index = place[number]
         return _on_grid(grid, tables[wave]["env_steps"], tables[wave][name][:, index])
 
-    def last(name: str) -> np.ndarray:
+    def of_each(values: Mapping[int, np.ndarray]) -> np.ndarray:
+        """A value of each member, from an array for each wave; NaN for a place without a member."""
+
         def one(number: int) -> float:
             if number < 0:
                 return np.nan
             wave, index = place[number]
-            return float(tables[wave][name][-1, index])
+            return float(values[wave][index])
 
         return np.array([[one(number) for number in row] for row in numbers]).reshape(numbers.shape)
 
+    def last(name: str) -> np.ndarray:
+        return of_each({number: last_known(table[name]) for number, table in tables.items()})
+
     frozen = last("update/frozen") > 0
+    halved = None
+    if tables and all(wave.takes_turns for wave in waves if wave.number in tables):
+        ages = of_each({number: _ages(table) for number, table in tables.items()})
+        halved = Halved(ages, last(RUNG_SCORE), (numbers >= 0) & np.isnan(last(SCORE)))
     again: dict[int, list[float]] = {}
     for member, score in zip(fresh := [m for m in members if m.fresh], scores(directory, fresh), strict=True):
         again.setdefault(row_of[member.configuration], []).append(score)
@@ -95,6 +105,7 @@ def gather(
             for name in coefficients
         },
         frozen=frozen,
+        halved=halved,
         again={row: np.array(found) for row, found in again.items()},
         settings={name: _text(value) for name, value in settings.items()},
         notes=notes or {},
@@ -118,7 +129,12 @@ def _finished(directory: SweepDirectory) -> list[Wave]:
 
 def _read(directory: SweepDirectory, wave: Wave, coefficients: Sequence[str]) -> dict[str, Any]:
     names = ["env_steps", "episode/return", SCORE, "update/frozen", *(f"coef/{name}" for name in coefficients)]
-    return columns.read(directory.wave_path(wave.number) / "metrics", names)
+    return read_wave(directory, wave, names)
+
+
+def _ages(table: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The env steps that each member made, `[members]`."""
+    return last_known(np.where(np.isnan(table["update/frozen"]), np.nan, table["env_steps"][:, None]))
 
 
 def _grid(steps: list[np.ndarray]) -> np.ndarray:
@@ -132,10 +148,10 @@ def _grid(steps: list[np.ndarray]) -> np.ndarray:
 
 
 def _on_grid(grid: np.ndarray, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Values at the grid: themselves, or linear between known ones; NaN before the first known one."""
+    """Values at the grid: themselves, or linear between known ones; NaN before the first and after the last."""
     if np.array_equal(grid, steps):
         return values.astype(float)
     known = ~np.isnan(values)
     if not known.any():
         return np.full(len(grid), np.nan)
-    return np.interp(grid, steps[known], values[known], left=np.nan)
+    return np.interp(grid, steps[known], values[known], left=np.nan, right=np.nan)

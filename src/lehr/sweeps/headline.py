@@ -45,11 +45,14 @@ def facts(results: Results, ranking: Ranking) -> list[Fact]:
     seeds = np.unique((results.members >= 0).sum(axis=1))
     times = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]}–{seeds[-1]}"
     failed = int(ranking.failed.sum())
+    stopped = 0 if results.halved is None else int(results.halved.stopped.sum())
     worst = "" if np.isnan(ranking.worst) else f", counted as the worst score, {number(ranking.worst)}"
+    said = [f"{stopped:,} of {members:,} runs were stopped early"] if stopped else []
+    said += [f"{failed:,} of {members:,} runs failed{worst}"] if failed else []
     size = Fact(
         "Configurations × seeds",
         f"{configurations:,} × {times}",
-        f"{failed:,} of {members:,} runs failed{worst}" if failed else f"all {members:,} runs have a score",
+        "; ".join(said) or f"all {members:,} runs have a score",
     )
     if np.isnan(ranking.worst):
         return [size]

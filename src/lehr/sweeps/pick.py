@@ -12,16 +12,18 @@ import numpy as np
 from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
-from lehr.sweeps.api import SweepResult, followed, load_sweep
+from lehr.sweeps.api import SweepResult, final_settings, load_sweep
+from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
-from lehr.sweeps.evolution import make_evolution
 from lehr.sweeps.gathering import scores
-from lehr.training import checkpoint, columns, settings_file
+from lehr.sweeps.turns import read_wave
+from lehr.training import checkpoint, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import Plan, make_plan
 from lehr.training.population import configured, population_shapes
+from lehr.training.population_record import ENDED
 from lehr.types import TrainState
 
 
@@ -68,6 +70,7 @@ def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[
                 f"Member {which} of the sweep '{directory.path}' is not trained; its trained members are "
                 f"{min(place)} to {max(place)}."
             )
+        _refuse_stopped(result, int(which))
         return [place[int(which)]]
     match = re.fullmatch(r"best|top-?([1-9]\d{0,5})", which)
     if match is None:
@@ -77,8 +80,25 @@ def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[
             f"No member of the sweep '{directory.path}' has a score, since all of them diverged, so none is the best; "
             "give the number of a member."
         )
-    rows = result.ranking.order[: int(match[1] or 1)]
+    count = int(match[1] or 1)
+    rows = result.ranking.order[:count]
+    if unknown := int(np.isnan([result.ranking.estimate(int(row)).value for row in rows]).sum()):
+        raise InputError(
+            f"{which} asks for {count} configurations, but halving left only {len(rows) - unknown} in training to the "
+            f"end; give top{len(rows) - unknown}."
+        )
     return [place[_best_member(directory, result, int(row), [wave for wave, _ in place.values()])] for row in rows]
+
+
+def _refuse_stopped(result: SweepResult, member: int) -> None:
+    """Refuse a member that was stopped early, whose place was given to another."""
+    halved, where = result.results.halved, np.argwhere(result.results.members == member)
+    if halved is not None and len(where) and np.isnan(result.results.scores[tuple(where[0])]):
+        raise InputError(
+            f"Member {member} of the sweep '{result.directory}' was stopped after "
+            f"{halved.env_steps[tuple(where[0])]:,.0f} env steps, so its state was not kept; pick one that was trained "
+            "to its end, such as best."
+        )
 
 
 def _best_member(directory: SweepDirectory, result: SweepResult, row: int, waves: list[Wave]) -> int:
@@ -97,12 +117,11 @@ def _write(
     """Write the run of one member."""
     member, algorithm = wave.members[index], result.definition.algorithm
     source = RunDirectory(sweep.wave_path(wave.number))
-    evolves = result.definition.evolution is not None and not member.fresh
-    settings = followed(sweep, result.definition, member) if evolves else member.settings
+    settings = final_settings(sweep, result.definition, member)
     plan = make_plan(algorithm, {**settings, "seed": member.seed, "progress": False}, env)
     state, meta = _state(result.definition, plan, wave, index, source)
     plan = replace(plan, state=state)
-    rows = _rows(source, index)
+    rows = _rows(sweep, wave, index)
     with RunDirectory.create(path) as directory:
         loop = Loop(plan, directory)
         record: Any = loop.record
@@ -122,20 +141,22 @@ def _state(
     definition: Definition, plan: Plan, wave: Wave, index: int, source: RunDirectory
 ) -> tuple[TrainState, dict[str, Any]]:
     """The final state of a member, and the metadata of the checkpoint of its population."""
+    if wave.takes_turns:
+        one, _, _ = checkpoint.newest(source.path / ENDED / str(index), plan.state.saved)
+        return one.completed(plan.state), checkpoint.latest_meta(source.checkpoints)
     members = configured(definition.algorithm, [one.settings for one in wave.members])
     members += [members[-1]] * (wave.size - len(members))
-    evolution = None
-    if definition.evolution is not None and not wave.members[0].fresh:
-        evolution = make_evolution(definition.evolution, definition.space, definition.sampler_seed, plan)
+    changes = None if wave.members[0].fresh else make_changes(definition)
+    evolution = None if changes is None else changes(plan)
     shapes = population_shapes(plan, [one.coefficients for one in members], evolution)
     saved, meta, _ = checkpoint.newest(source.checkpoints, shapes.saved)
     one = jax.tree.map(lambda leaf: leaf[index], saved.members)
     return one.saved.completed(plan.state), meta
 
 
-def _rows(source: RunDirectory, index: int) -> list[dict[str, Any]]:
+def _rows(sweep: SweepDirectory, wave: Wave, index: int) -> list[dict[str, Any]]:
     """The rows of one member's metrics, each by name."""
-    table = columns.read_all(source.path / "metrics")
+    table = read_wave(sweep, wave)
     rows = []
     for number in range(len(table["update"])):
         row: dict[str, Any] = {}

@@ -27,15 +27,17 @@ class Ranking:
     """The configurations of a sweep in order. Axis: `C` configurations."""
 
     order: np.ndarray
-    """int `[C]`: the configurations, the best first: those with fresh scores by these, then the others."""
+    """int `[C]`: the configurations, the best first: those with fresh scores by these, then the others; last those
+    whose members were all stopped early, from the one that came furthest."""
     selected: Estimate
-    """`[C]` each: the statistic over the seeds of the sweep; NaN where no member of the whole sweep has a score."""
+    """`[C]` each: the statistic over the seeds of the sweep; NaN where no member of the whole sweep has a score, and
+    for configurations whose members were all stopped early."""
     fresh: dict[int, Estimate]
     """By configuration that was trained again: the statistic over its fresh seeds."""
     runs: list[np.ndarray]
     """For each configuration, the scores it is judged by, fresh ones if there are any; a failed run's is NaN."""
     failed: np.ndarray
-    """int `[C]`: the members of the sweep that have no finite score."""
+    """int `[C]`: the members of the sweep that have no finite score, although they were not stopped early."""
     worst: float
     """What a failed run counts as: the lowest finite score in the sweep; NaN if there is none."""
 
@@ -96,7 +98,8 @@ def rank(
 ) -> Ranking:
     """Rank the configurations of a sweep by a statistic over seeds, with stratified bootstrap intervals.
 
-    A member without a finite score failed; it counts as the lowest finite score of the sweep and is never left out.
+    A member without a finite score failed; it counts as the lowest finite score of the sweep and is never left out. So
+    does one that was stopped early, if another one of its configuration was not.
     A place without a member (a configuration with fewer seeds) is none of its runs.
 
     Args:
@@ -132,19 +135,31 @@ def rank(
         runs = scores[same][present[same]].reshape(len(same), count)
         for values, found in zip(selected, estimated(runs), strict=True):
             values[same] = found
+    stopped = np.zeros(scores.shape, bool) if results.halved is None else results.halved.stopped
+    for values in selected:
+        values[(stopped.sum(axis=1) == seeds) & (seeds > 0)] = np.nan
     fresh = {c: Estimate(*map(float, estimated(runs))) for c, runs in again.items()}
     judged = selected.value.copy()
     for c, estimate in fresh.items():
         judged[c] = estimate.value
     is_fresh = np.isin(np.arange(len(judged)), list(fresh))
     return Ranking(
-        order=np.lexsort((-judged, ~is_fresh)),  # NaN comes last; equal ones keep their order
+        order=np.lexsort((*_distance(results), -judged, ~is_fresh)),  # NaN comes last; equal ones keep their order
         selected=selected,
         fresh=fresh,
         runs=[again.get(c, scores[c][present[c]]) for c in range(len(scores))],
-        failed=(present & np.isnan(scores)).sum(axis=1),
+        failed=(present & np.isnan(scores) & ~stopped).sum(axis=1),
         worst=worst,
     )
+
+
+def _distance(results: Results) -> tuple[np.ndarray, ...]:
+    """Sort keys `[C]` for configurations without a score, the last one first: how far they came, the score there."""
+    if results.halved is None:
+        return ()
+    steps, rungs, _ = results.halved
+    scores = np.where(np.isnan(rungs), -np.inf, rungs)
+    return -scores.max(axis=1), -np.where(np.isnan(steps), 0.0, steps).max(axis=1)
 
 
 def _finite_or_nan(scores: np.ndarray) -> np.ndarray:

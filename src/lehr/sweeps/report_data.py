@@ -63,6 +63,7 @@ def command(results: Results, configuration: int) -> str:
 def _configurations(results: Results, ranking: Ranking) -> list[dict[str, Any]]:
     seeds = (results.members >= 0).sum(axis=1)
     frozen = np.zeros(len(seeds), int) if results.frozen is None else results.frozen.sum(axis=1)
+    halved = results.halved
     return [
         {
             "place": int(ranking.place[c]),
@@ -72,6 +73,9 @@ def _configurations(results: Results, ranking: Ranking) -> list[dict[str, Any]]:
             "seeds": int(seeds[c]),
             "failed": int(ranking.failed[c]),
             "frozen": int(frozen[c]),
+            "stopped": 0 if halved is None else int(halved.stopped[c].sum()),
+            "env_steps": None if halved is None else plain(np.nanmax(halved.env_steps[c])),
+            "rung_score": None if halved is None else plain(halved.rung_scores[c][np.nanargmax(halved.env_steps[c])]),
             "values": [_value(values[c]) for values in results.parameters.values()],
             "settings": " ".join(f"{name}: {text};" for name, text in results.texts[c].items()).rstrip(";"),
             "command": command(results, c),
@@ -137,10 +141,11 @@ def _log_floor(values: np.ndarray) -> float | None:
 
 
 def _importance(results: Results, ranking: Ranking) -> dict[str, Any] | None:
-    scores = ranking.selected.value
-    if not results.parameters or len(scores) < FEWEST_CONFIGURATIONS or not np.isfinite(scores).all():
+    known = np.flatnonzero(np.isfinite(ranking.selected.value))
+    if not results.parameters or len(known) < FEWEST_CONFIGURATIONS:
         return None
-    found = permutation_importance(results.parameters, scores)
+    parameters = {name: [values[c] for c in known] for name, values in results.parameters.items()}
+    found = permutation_importance(parameters, ranking.selected.value[known])
     return {
         "names": found.names,
         "drops": plain(found.drops),
@@ -150,9 +155,10 @@ def _importance(results: Results, ranking: Ranking) -> dict[str, Any] | None:
 
 
 def _marginals(results: Results, ranking: Ranking) -> list[list[dict[str, Any]]]:
-    """For each parameter, its values or bins."""
+    """For each parameter, its values or bins, of the configurations with a score."""
     if np.isnan(ranking.worst):
         return []
+    known = np.flatnonzero(np.isfinite(ranking.selected.value))
     return [
         [
             {
@@ -161,7 +167,7 @@ def _marginals(results: Results, ranking: Ranking) -> list[list[dict[str, Any]]]
                 "count": each.configurations,
                 "score": plain(each.score),
             }
-            for each in marginals(values, ranking.selected.value)
+            for each in marginals([values[c] for c in known], ranking.selected.value[known])
         ]
         for values in results.parameters.values()
     ]

@@ -1,9 +1,20 @@
 """What a sweep found, as arrays: the input of its statistics and of its report."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Halved(NamedTuple):
+    """How far the members of a sweep with successive halving came, `[C, S]` each."""
+
+    env_steps: np.ndarray
+    """What each member was trained for; NaN for a place without a member."""
+    rung_scores: np.ndarray
+    """The score at its last rung; NaN if it reached none."""
+    stopped: np.ndarray
+    """bool: it was not trained to its end, because it was not among the best there, or because it diverged."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +40,13 @@ class Results:
     returns: np.ndarray
     """`[R, C, S]`: mean episode return of the training episodes that ended in each row; NaN if none did."""
     scores: np.ndarray
-    """`[C, S]`: mean return of the evaluation at the end; NaN for a member that has none."""
+    """`[C, S]`: mean return of the evaluation at the end; NaN for a member that has none: frozen, or stopped."""
     schedules: dict[str, np.ndarray] = field(default_factory=dict)
     """By swept coefficient, `[R, C]`: the applied value."""
     frozen: np.ndarray | None = None
     """bool `[C, S]`: the member had too many non-finite updates and was frozen."""
+    halved: Halved | None = None
+    """With successive halving: how far each member came."""
     again: dict[int, np.ndarray] = field(default_factory=dict)
     """By configuration, `[F]`: scores of the best ones, trained again with fresh seeds."""
     settings: dict[str, str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +13,7 @@ import jax
 from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
 from lehr.report.loggers.population_progress import PopulationProgress
+from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.training import checkpoint
@@ -56,6 +58,7 @@ class WaveTrainer:
         algorithm: its name, `module:Name`, or its class.
         env: the environment, if it is not given by name.
         make_evolution: makes what changes members while they train; members with fresh seeds train without.
+        places: if members take turns in the places of a wave: at most so many places, 0 for as many as fit into memory.
         progress: whether to show progress.
     """
 
@@ -65,8 +68,10 @@ class WaveTrainer:
         env: AnyEnvironment | None = None,
         make_evolution: Callable[[Plan], Evolution] | None = None,
         progress: bool = True,
+        places: int | None = None,
     ) -> None:
         self.algorithm, self.env, self.make_evolution, self.progress = algorithm, env, make_evolution, progress
+        self.places = places
         self._bases: dict[Any, Plan] = {}
         self._known: dict[str, Configured] = {}
 
@@ -86,6 +91,10 @@ class WaveTrainer:
         if key not in self._known:
             self._known[key] = Configured.of(self.algorithm, member.settings)
         return self._known[key]
+
+    def takes_turns(self, member: Member) -> bool:
+        """Whether a member shares the places of its wave with all others of its group."""
+        return self.places is not None and not member.fresh
 
     def total_steps(self, member: Member) -> int:
         """The budget of a member in env steps."""
@@ -111,14 +120,17 @@ class WaveTrainer:
         parsed = [self._parsed(member) for member in wave.members]
         parsed += [parsed[-1]] * (wave.size - len(parsed))
         population = make_population(
-            self.algorithm, settings, labels, self.env, evolution, base=self._bases[group], parsed=parsed
+            *(self.algorithm, settings, labels, self.env, evolution),
+            base=self._bases[group],
+            parsed=parsed,
+            places=wave.size,
         )
         path.mkdir(parents=True, exist_ok=True)
         with RunDirectory(path) as directory:
-            loop = population.loop(directory, partial(PopulationProgress, labels=labels, title=title), report)
+            progress = partial(PopulationProgress, labels=labels, title=title, share=population.expected_share)
+            loop = population.loop(directory, progress, report)
             loop.run()
-        is_finished = loop.done >= population.plan.updates
-        reason = None if is_finished else loop.verdict.stop_reason or "stopped"
+        reason = None if loop.is_over else loop.verdict.stop_reason or "stopped"
         return Trained(reason, loop.compile_seconds)
 
     def _settings(self, member: Member) -> dict[str, Any]:
@@ -198,6 +210,10 @@ class Waves:
 
     def _append(self, members: list[Member], least: int) -> None:
         """Plan at least `least` waves of one group, of the same size, so that they share a compiled program."""
+        if self.trainer.takes_turns(members[0]):
+            size = min(len(members), self.size or len(members), self.trainer.places or len(members))
+            self.waves.append(Wave(len(self.waves), tuple(members), size, takes_turns=True))
+            return
         count = max(-(-len(members) // (self.size or len(members))), min(least, len(members)))
         size = -(-len(members) // count)
         group = self.trainer.group(members[0])
@@ -212,7 +228,7 @@ class Waves:
         """Halve a wave, and all others of its group that are as large and have not begun.
 
         A wave keeps its number and its first half; the second halves become new waves at the end, because waves with
-        other numbers may be under way or finished.
+        other numbers may be under way or finished. Where members take turns, only the number of places is halved.
         """
         if wave.size == 1:
             raise InputError(f"One member of the sweep needs {needs}; reduce num_envs, horizon or the network's sizes.")
@@ -226,8 +242,9 @@ class Waves:
         for other in list(self.waves):
             alike = other.size >= wave.size and self.trainer.group(other.members[0]) == group
             if alike and not self._has_begun(other) and not self.directory.is_finished(other):
-                first, rest = other.members[: self.size], other.members[self.size :]
-                self.waves[other.number] = Wave(other.number, first, self.size)
+                kept = len(other.members) if other.takes_turns else self.size
+                first, rest = other.members[:kept], other.members[kept:]
+                self.waves[other.number] = replace(other, members=first, size=self.size)
                 for begin in range(0, len(rest), self.size):
                     self.waves.append(Wave(len(self.waves), rest[begin : begin + self.size], self.size))
         self.directory.write_waves(self.waves)
@@ -254,6 +271,8 @@ class Estimate(NamedTuple):
     """Number of programs."""
     bytes: int
     """The state of a member of the largest group."""
+    evolution: Evolution | None
+    """What changes the members of the first group while they train."""
 
 
 def estimate(definition: Definition, configurations: Sequence[Configuration], env: AnyEnvironment | None) -> Estimate:
@@ -265,10 +284,12 @@ def estimate(definition: Definition, configurations: Sequence[Configuration], en
     first: dict[Any, Configuration] = {}
     for configuration in configurations:
         first.setdefault(definition.space.group(configuration.point), configuration)
-    sizes = []
+    sizes, found = [], []
+    changes = make_changes(definition)
     for configuration in first.values():
         plan = make_plan(definition.algorithm, configuration.settings, env)
         refuse_host(plan)
         metric_names(plan.program, plan.state, members=2)  # traces an update: minibatches of unequal size fail there
         sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.state)))
-    return Estimate(len(first), max(sizes))
+        found.append(None if changes is None else changes(plan))
+    return Estimate(len(first), max(sizes), found[0])

@@ -1,4 +1,4 @@
-"""The functions `train`, `resume` and `load`."""
+"""The functions `train`, `resume`, `load` and `evaluate`."""
 
 import contextlib
 import shutil
@@ -14,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr import algorithms, config, plugins
+from lehr.acting import evaluation
+from lehr.acting.evaluation import EpisodeResults
 from lehr.acting.policy import Policy
-from lehr.envs import AnyEnvironment
-from lehr.envs.registry import own_code, own_code_in
+from lehr.envs import AnyEnvironment, HostEnvironment, make
+from lehr.envs.registry import full_name, own_code, own_code_in
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.display import waiting
@@ -24,7 +26,7 @@ from lehr.report.loggers.jsonl import read
 from lehr.training import settings_file
 from lehr.training.directory import RunDirectory, default_path
 from lehr.training.loop import Loop, ProgressFunction, restore
-from lehr.training.plan import Plan, make_plan, settings_classes
+from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.types import TrainState
 
 
@@ -76,7 +78,7 @@ class Result:
 
 def train(
     algorithm: Any = "ppo",
-    env: str | AnyEnvironment | None = None,
+    env: Any = None,
     *,
     run_dir: str | Path | None = None,
     from_run: str | Path | None = None,
@@ -88,7 +90,8 @@ def train(
 
     Args:
         algorithm: its name, `module:Name`, or your own class; see `lehr.algorithms.base`.
-        env: an environment or its name; CartPole-v1 by default.
+        env: the environment: a name, an object of Lehr or another suite (a `gymnasium.Env` or `VectorEnv`, for
+            example), or a class or function that creates one; CartPole-v1 by default.
         run_dir: directory of the run; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
         from_run: run to fork: start from its state and clock, with its settings except those given here.
         progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
@@ -96,9 +99,11 @@ def train(
         settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
             one namespace; every coefficient accepts any schedule.
     """
+    settings = config.merge([RunConfig], {}, settings)
+    env = settings.pop("env", None) if env is None else env
     instance = None if isinstance(env, str) else env
-    if env is not None:
-        settings["env"] = env if isinstance(env, str) else type(env).__name__
+    if isinstance(env, str):
+        settings["env"] = env
     if from_run is None:
         with _preparing(algorithm, settings):
             plan = make_plan(algorithm, settings, instance)
@@ -109,7 +114,7 @@ def train(
             raise InputError(f"'{origin.path}' is a run of {found}, not of {name}; a fork keeps the algorithm.")
         check_trust(saved, f"The run '{origin.path}'", trust, env)
         plan = _fork(algorithm, origin, saved, settings, instance)
-    path = Path(run_dir or default_path(plan.algorithm, plan.run.env, plan.run.seed))
+    path = Path(run_dir or default_path(plan.algorithm, plan.run.env.strip("<>"), plan.run.seed))
     with _writable(path):
         existed = path.is_dir()
         made = RunDirectory.create(path)
@@ -126,7 +131,7 @@ def train(
 def resume(
     run: str | Path,
     *,
-    env: str | AnyEnvironment | None = None,
+    env: Any = None,
     algorithm: Any = None,
     progress_fn: ProgressFunction | None = None,
     trust: bool = False,
@@ -136,22 +141,26 @@ def resume(
 
     Args:
         run: run directory, or its name under `runs/`.
-        env: the environment, if the run was given an object; or its name, to allow its code.
+        env: the environment, as in `train`, if the run could not save how to create it; or its name, to allow its code.
         algorithm: the class, if the run was given one of your own; or its name, to allow its code.
         progress_fn: as in `train`.
         trust: allow the run to run code from outside Lehr.
         settings: settings to change; `total_steps` extends the run, and shares of the budget then refer to the new
             budget.
     """
+    settings = config.merge([RunConfig], {}, settings)
+    env = settings.pop("env", None) if env is None else env
     directory = RunDirectory.open(run)
     with _writable(directory.path):
         directory.lock()
     with directory:
         algorithm, saved = _settings(directory, algorithm, trust, settings)
-        if isinstance(env, str) and env != saved["env"]:
-            raise InputError(
-                f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
-            )
+        if isinstance(env, str) and full_name(env) != saved["env"]:
+            if not plugins.is_placeholder(saved["env"]):
+                raise InputError(
+                    f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
+                )
+            saved["env"] = env
         check_trust(saved, f"The run '{directory.path}'", trust, env)
         changed = _changed(algorithm, saved, settings)
         with _preparing(algorithm, changed):
@@ -170,27 +179,55 @@ def resume(
         return _run(plan, directory, loop)
 
 
-def load(
-    run: str | Path, env: str | AnyEnvironment | None = None, *, algorithm: Any = None, trust: bool = False
-) -> Result:
+def load(run: str | Path, env: Any = None, *, algorithm: Any = None, trust: bool = False) -> Result:
     """Load a run: its latest state, its policy, its settings and its metrics.
 
     Args:
         run: run directory, or its name under `runs/`.
-        env: environment or name to use instead of the run's.
+        env: environment to use instead of the run's, as in `train`.
         algorithm: as in `resume`.
         trust: allow the run to run code from outside Lehr; see SECURITY.md.
     """
     directory = RunDirectory.open(run)
     algorithm, saved = _settings(directory, algorithm, trust)
-    if isinstance(env, str) and env != saved["env"]:
-        saved |= {"env": env, "env_parameters": {}}
+    if isinstance(env, str) and full_name(env) != saved["env"]:
+        saved |= {"env": env} if plugins.is_placeholder(saved["env"]) else {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
     plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
     state, _ = restore(directory, plan, needs_memory=False)
     result = _result(plan, directory, state)
-    lost = {name: value for name, value in saved.items() if _has_placeholder(value)}
+    lost = {name: value for name, value in saved.items() if _has_placeholder(value) and name != "env"}
     return replace(result, config=result.config | lost)
+
+
+def evaluate(
+    policy: Policy | Result | str | Path,
+    env: Any = None,
+    episodes: int = 100,
+    seed: int = 0,
+    greedy: bool = True,
+    trust: bool = False,
+) -> EpisodeResults:
+    """Evaluate a policy over whole episodes, in parallel.
+
+    Args:
+        policy: from `lehr.train` or `lehr.load`; or their result, or a run, with its policy and its environment.
+        env: the environment with its time limit, as in `train`; by default that of the run.
+        episodes: number of episodes.
+        seed: random seed of the environments and of sampled actions.
+        greedy: take the most likely action instead of sampling.
+        trust: allow the run to run code from outside Lehr.
+    """
+    found = load(policy, env, trust=trust) if isinstance(policy, str | Path) else policy
+    if isinstance(found, Result):
+        env = found.env if env is None or found is not policy else env
+        found = found.policy
+    if env is None:
+        raise InputError("Got a policy without an environment; pass env, for example env='CartPole-v1'.")
+    made = make(env)
+    if isinstance(made, HostEnvironment):
+        made = made.for_evaluation() or made
+    return evaluation.evaluate(found, made, episodes, seed, greedy)
 
 
 def _settings(
@@ -205,8 +242,10 @@ def _settings(
         given: settings to change on purpose, which may differ in the run's `config.yaml`.
     """
     found = settings_file.read(directory)
-    saved = dict(found.values)
+    saved = config.merge([RunConfig], {}, found.values)
     algorithm = _algorithm(directory, str(saved.pop("algorithm")), named, trust)
+    if "action_mask" not in saved and hasattr(algorithms.find(algorithm, saved).NetworkConfig, "action_mask"):
+        saved["action_mask"] = False  # a run of a version to which the mask was an entry like any other
     found.check(_changed(algorithm, {}, dict(given)) if found.differences and given else ())
     return algorithm, saved
 
@@ -226,7 +265,7 @@ def _algorithm(directory: RunDirectory, algorithm: str, named: Any, trust: bool)
     return algorithm
 
 
-def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | AnyEnvironment | None = None) -> None:
+def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: Any = None) -> None:
     """Refuse settings from a file that would run code from outside Lehr and its suites.
 
     Args:
@@ -237,7 +276,7 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: str | 
     """
     if trust:
         return
-    settings = {config.underscored(name): value for name, value in found.items()}  # as `build` reads them
+    settings = config.merge([RunConfig], {}, found)  # as `build` reads them
     env, parameters = str(settings.pop("env", "")), settings.pop("env_parameters", None)
     if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
         plugins.refuse_untrusted("env", env, module, where)
@@ -261,8 +300,11 @@ def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) ->
 
 
 def _without_placeholders(saved: dict[str, Any]) -> dict[str, Any]:
-    """Drop settings that were functions or objects, which cannot be saved as text; the state's shapes do not change."""
-    return {name: value for name, value in saved.items() if not _has_placeholder(value)}
+    """Drop settings that were functions or objects, which cannot be saved as text; the state's shapes do not change.
+
+    Without its environment, however, a run cannot be loaded.
+    """
+    return {name: value for name, value in saved.items() if name == "env" or not _has_placeholder(value)}
 
 
 def _has_placeholder(value: Any) -> bool:
@@ -302,7 +344,7 @@ def _fork(
     origin: RunDirectory,
     saved: dict[str, Any],
     settings: dict[str, Any],
-    env: AnyEnvironment | None,
+    env: Any,
 ) -> Plan:
     """Plan a new run that starts from another run's state, with changed settings."""
     old = make_plan(algorithm, _without_placeholders(saved), env, loads=False)
@@ -338,7 +380,9 @@ def _shapes(state: TrainState) -> dict[str, str]:
 
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
-    loop.say(f"{plan.algorithm} on {plan.run.env}, {size} parameters, saved in {directory.path}")
+    loop.say(f"{plan.algorithm} on {plan.run.env.strip('<>')}, {size} parameters, saved in {directory.path}")
+    for note in plan.notes:
+        loop.say(note)
     if plan.loaded.summary:
         loop.say(plan.loaded.summary)
     data = plan.state.learner.memory, plan.state.reward_model.memory

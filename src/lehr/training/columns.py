@@ -33,9 +33,9 @@ def cut(directory: Path, update: int) -> None:
             path.unlink()
 
 
-def read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+def read(directory: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
     """Read some metrics: `[rows]` of `update`, `[rows, members]` of the others."""
-    wanted = list(names)
+    wanted = list(wanted)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     for _, path in _files(directory):
         try:
@@ -49,12 +49,19 @@ def read(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def read_all(directory: Path) -> dict[str, np.ndarray]:
     """Read all metrics."""
+    return read(directory, names(directory))
+
+
+def names(directory: Path) -> list[str]:
+    """The names of the metrics."""
     files = _files(directory)
     if not files:
         raise InputError(f"There are no metrics in '{directory}'; restore them from a copy.")
-    with np.load(files[0][1], allow_pickle=False) as file:
-        names = list(file)
-    return read(directory, names)
+    try:
+        with np.load(files[0][1], allow_pickle=False) as file:
+            return list(file)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"'{files[0][1]}' has no readable metrics ({error}); restore it from a copy.") from None
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:

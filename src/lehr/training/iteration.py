@@ -17,8 +17,13 @@ from lehr.types import Metrics, TrainState, derive
 
 def iteration(program: Program, state: TrainState) -> tuple[TrainState, Metrics]:
     """Collect one rollout and learn from it."""
+    return learn(program, state, next_rollout(program, state))
+
+
+def next_rollout(program: Program, state: TrainState) -> Collected:
+    """Collect the rollout of the next update."""
     assert isinstance(program.env, AutoReset)
-    collected = collect(
+    return collect(
         program.env,
         program.algorithm,
         state.acting,
@@ -28,7 +33,6 @@ def iteration(program: Program, state: TrainState) -> tuple[TrainState, Metrics]
         derive(state.key, "rollout", state.updates),
         program.needs,
     )
-    return learn(program, state, collected)
 
 
 def learn(program: Program, state: TrainState, collected: Collected) -> tuple[TrainState, Metrics]:

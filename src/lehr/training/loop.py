@@ -14,6 +14,7 @@ from lehr.errors import InputError
 from lehr.files import refuse_link
 from lehr.report.loggers import Progress
 from lehr.training import checkpoint, compile_times, signals
+from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Pace, Record, RunFailed, Verdict
@@ -85,6 +86,8 @@ class Kind(NamedTuple):
     make_record: Callable[..., Record] = RunRecord
     make_progress: Callable[..., Any] = Progress
     restore: Callable[..., tuple[Any, dict[str, Any]]] = restore
+    course: Course | None = None
+    """When it ends; by default with the last update of the plan."""
     save_seconds: float | None = None
     """If the run sets no interval: seconds between checkpoints, or `None` for ten per run."""
 
@@ -112,6 +115,7 @@ class Loop:
         self.plan, self.directory, self.progress_fn, self.kind = plan, directory, progress_fn, kind
         self.progress = kind.make_progress(plan.run.total_steps, enabled=plan.run.progress)
         self.runner = kind.make_runner(plan, self.warn)
+        self.course = kind.course or Course(plan.updates)
         self.state, self.elapsed = plan.state, 0.0
         self.verdict = Verdict()
         self.saved: int | None = None
@@ -122,6 +126,8 @@ class Loop:
             self.saved, self.elapsed = int(self.state.updates), meta["elapsed"]
             self._check_resumed(self.saved, meta)
         self.done = int(self.state.updates)
+        self.is_over = self.course.is_over(self.done, self.state)
+        """Whether everything is trained."""
         self.pace = Pace(self.done)
         self.begin = time.perf_counter() - self.elapsed
         self.saved_at = time.perf_counter()
@@ -131,7 +137,7 @@ class Loop:
     def _check_resumed(self, update: int, meta: dict[str, Any]) -> None:
         """Refuse a checkpoint that does not fit the plan, and report what changed since."""
         self.plan.check_clock(update, meta["env_steps"])
-        if update > self.plan.updates:
+        if update > self.course.updates:
             raise InputError(
                 f"total_steps is {self.plan.run.total_steps}, but '{self.directory.path}' has already made "
                 f"{meta['env_steps']} env steps; give at least as many."
@@ -172,16 +178,16 @@ class Loop:
             closing = self._closed("The environments", self.runner), self._closed("A logger", self.record)
             with self._files(), stopping, closing[0], self.progress, closing[1]:
                 self.directory.write_status("running")
-                if self.done < self.plan.updates:
+                if not self.is_over:
                     self._run_chunks()
                     self.save()
             if self.verdict.failure is not None:
                 raise self.verdict.failure
             with self._files():
-                if self.done < self.plan.updates:
-                    self.directory.write_status("stopped", self.verdict.stop_reason or "")
-                else:
+                if self.is_over:
                     self.directory.write_status("finished")
+                else:
+                    self.directory.write_status("stopped", self.verdict.stop_reason or "")
         except BaseException as error:
             with contextlib.suppress(OSError):  # report the original error, not that the disk is still full
                 self.directory.write_status("failed", f"{type(error).__name__}: {error}")
@@ -190,11 +196,10 @@ class Loop:
 
     def _run_chunks(self) -> None:
         """Dispatch a chunk, and log the previous one while the device computes."""
-        plan = self.plan
         self._compile()
         pending: tuple[int, int, Any] | None = None
         count = self.record.unit
-        while self.done < plan.updates and self.verdict.stop_reason is None:
+        while not self.is_over and self.verdict.stop_reason is None:
             count = min(count, self._next_event() - self.done)
             rows, count = self._advance(count)
             if pending is not None:
@@ -261,7 +266,9 @@ class Loop:
         """Return the next update with an event after `update`, which defaults to the latest update."""
         done = self.done if update is None else update
         intervals = [self._checkpoint_interval, self._evaluate_interval]
-        return min([self.plan.updates, *((done // interval + 1) * interval for interval in intervals if interval)])
+        return min(
+            [self.course.next_end(done), *((done // interval + 1) * interval for interval in intervals if interval)]
+        )
 
     def _is_event(self) -> bool:
         """Whether there is something to do after the latest update besides logging it."""
@@ -276,18 +283,19 @@ class Loop:
 
     def _event(self, chunk: Chunk) -> None:
         """Evaluate if due, log the chunk, and save if due."""
-        is_last = self.done >= self.plan.updates
         is_best = False
         found: dict[str, Any] = {}
-        if is_last or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
+        is_end = self.done == self.course.next_end(self.done - 1)
+        if is_end or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
             try:
                 found = self._evaluate()
             except EnvironmentFailed as error:
                 where = f"The last good state is saved in '{self.directory.path}'."
                 self.verdict.fail(RunFailed(f"The evaluation failed: {error} {where}"))
             is_best = self.record.is_best(found, self.done)
-        self.record.log(chunk, found, is_last)
-        if is_last or is_best or self._is_due():
+        self.is_over = is_end and self.course.is_over(self.done, self.state)
+        self.record.log(chunk, found, self.is_over)
+        if self.is_over or is_best or self._is_due():
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
 

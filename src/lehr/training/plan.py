@@ -1,17 +1,13 @@
 """The plan of a run: its settings, its program and its initial state."""
 
 import multiprocessing
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
-
-import jax
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from lehr import algorithms, config, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
-from lehr.config import Plugin
+from lehr.config import Names, Plugin
 from lehr.envs import (
     ActionRepeat,
     AnyEnvironment,
@@ -21,13 +17,16 @@ from lehr.envs import (
     HostEnvironment,
     StackChannels,
     Wrapper,
-    make,
 )
 from lehr.envs.check import structure
 from lehr.envs.host.base import check_size
+from lehr.envs.naming import Adopted, adopt
 from lehr.errors import InputError, closest
+from lehr.masks import has_mask
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box
+from lehr.training.compilation_cache import use_compilation_cache
+from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.host import complete
 from lehr.types import Loaded, TrainState
@@ -39,19 +38,27 @@ ACTORS = ("none", "threads", "processes", "ray")
 class RunConfig:
     """Settings of a run that do not depend on the algorithm."""
 
-    env: str = "CartPole-v1"
+    OTHERS: ClassVar[dict[str, str]] = OTHERS
+
+    env: Annotated[str, Names(("env_id", "env_name"))] = "CartPole-v1"
     """Name of the environment."""
-    env_parameters: dict[str, Any] = field(default_factory=dict)
+    env_parameters: Annotated[dict[str, Any], Names(("env_kwargs", "env_config"))] = field(default_factory=dict)
     """Parameters of the environment, by the names its class or suite uses."""
     reward_model: Plugin = "environment"
     """Reward model, which adds to the environment's reward or replaces it."""
-    total_steps: int = 500_000
+    total_steps: Annotated[
+        int,
+        Names(
+            ("total_timesteps", "num_timesteps", "total_env_steps"),
+            conversions=UPDATES,
+        ),
+    ] = 500_000
     """Budget in env steps."""
     seed: int = 0
     """Random seed."""
     action_repeat: int = 1
     """Env steps that each action is repeated for; all of them count toward the budget."""
-    frame_stack: int = 1
+    frame_stack: Annotated[int, Names(("n_stack", "framestack", "num_stack"))] = 1
     """Number of recent observations stacked into one."""
     overlap: bool = False
     """Step host environments while the device learns; the acting policy is then one update behind."""
@@ -64,9 +71,9 @@ class RunConfig:
     """Maximum number of rollouts that wait for the learner; actors wait while the queue is full."""
     step_timeout: float | None = None
     """Stop the run if a step or a reset of its host environments takes longer than this many seconds; none waits."""
-    evaluate_every: int | None = None
+    evaluate_every: Annotated[int, Names(others=EVALUATIONS)] | None = None
     """Env steps between evaluations; none evaluates only at the end, or at every checkpoint if target_return is set."""
-    evaluate_episodes: int = 100
+    evaluate_episodes: Annotated[int, Names(("n_eval_episodes", "num_eval_episodes", "num_eval_envs"))] = 100
     """Episodes per evaluation; 0 turns evaluation off."""
     target_return: float | None = None
     """Stop the run when the mean return of an evaluation reaches this value."""
@@ -82,13 +89,13 @@ class RunConfig:
     """Env steps between rows of the logs; none logs each of the first 10,000 updates, then ever fewer."""
     tensorboard: bool = True
     """Log to TensorBoard."""
-    wandb: bool = False
+    wandb: Annotated[bool, Names(("track", "use_wandb"))] = False
     """Log to Weights & Biases."""
     wandb_project: str = "lehr"
     """Project of Weights & Biases."""
     loggers: tuple[Plugin, ...] = ()
     """Your own loggers: classes or 'module:Name'."""
-    progress: bool = True
+    progress: Annotated[bool, Names(("progress_bar",))] = True
     """Show progress."""
 
     def __post_init__(self) -> None:
@@ -129,6 +136,16 @@ class Plan:
     """The initial state: a `TrainState`, or in a population that of all members."""
     loaded: Loaded
     """The data of the reward model."""
+    notes: tuple[str, ...] = ()
+    """What the user should know when the run starts."""
+
+    @property
+    def evaluation_env(self) -> AnyEnvironment:
+        """The environment to evaluate in: the same, unless the user created the only ones, which are trained in."""
+        if not isinstance(self.env, HostEnvironment):
+            return self.env
+        found = self.env.for_evaluation() or self.env
+        return found if self.run.step_timeout is None else found.with_step_timeout(self.run.step_timeout)
 
     @property
     def mapping(self) -> dict[str, Any]:
@@ -179,22 +196,30 @@ def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) 
     return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
-def make_plan(
-    algorithm: Any, settings: Mapping[str, Any], env: AnyEnvironment | str | None = None, loads: bool = True
-) -> Plan:
+def make_plan(algorithm: Any, settings: Mapping[str, Any], env: Any = None, loads: bool = True) -> Plan:
     """Parse the settings and assemble the run.
 
     Args:
         algorithm: its name, `module:Name`, or its class.
         settings: by name, as the user gave them.
-        env: the environment, if it is not given by name.
+        env: the environment, or a class or function that creates it, if it is not given by name.
         loads: whether to load the data of the reward model, which training needs.
     """
     use_compilation_cache()
     classes = settings_classes(algorithm, settings)
     run, algorithm_config, network, reward_config = config.build(classes, settings)
-    made = make(run.env if env is None else env, **run.env_parameters)
+    adopted = adopt(run.env if env is None else env, run.env_parameters)
+    made = adopted.env
+    run = replace(run, env=adopted.name, env_parameters=adopted.parameters)
+    notes: tuple[str, ...] = ()
+    if loads:
+        run, notes = _with_evaluations(run, adopted, config.merge(classes, {}, settings))
+    if loads and isinstance(made, HostEnvironment) and made.fixed_size is not None:
+        sized = {"num_envs": made.fixed_size, **config.merge(classes, {}, settings)}
+        _, algorithm_config, network, reward_config = config.build(classes, sized)
     name = algorithms.name_of(algorithm)
+    if run.action_repeat > 1 and getattr(network, "action_mask", False):
+        _check_repeats(run, made)
     if run.actors != "none":
         _check_actors(run, name, algorithm_config, made)
     if run.overlap and not algorithm_config.allows_overlap:
@@ -203,7 +228,8 @@ def make_plan(
             "were its own; drop overlap, or train impala, which corrects for that."
         )
     if isinstance(made, HostEnvironment):
-        check_size(made, algorithm_config.num_envs, evaluates=run.evaluate_episodes > 0)
+        if loads:
+            check_size(made, algorithm_config.num_envs)
         if run.action_repeat > 1 or run.frame_stack > 1:
             made = made.with_wrappers(run.action_repeat, run.frame_stack)
         if run.step_timeout is not None:
@@ -235,7 +261,38 @@ def make_plan(
     )
     if isinstance(made, HostEnvironment):
         state = complete(program, state, run.overlap)
-    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded)
+    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded, notes)
+
+
+def _with_evaluations(run: RunConfig, adopted: Adopted, given: Mapping[str, Any]) -> tuple[RunConfig, tuple[str, ...]]:
+    """The settings, without evaluations if there is nothing to evaluate in, and notes about the environment.
+
+    Args:
+        run: the settings.
+        adopted: the environment.
+        given: the settings that the user gave, by name.
+    """
+    env, notes = adopted.env, []
+    if not adopted.is_found_elsewhere:
+        notes.append(
+            f"The files of this run cannot say how to create {run.env.strip('<>')}, so resume, load and evaluate will "
+            "need env=, and the command line --env module:Class; to avoid that, pass a class from a module, or a "
+            "function from a module whose annotation says that it returns an environment."
+        )
+    if isinstance(env, HostEnvironment) and run.evaluate_episodes and env.for_evaluation() is None:
+        for name in ("evaluate_episodes", "evaluate_every", "target_return"):
+            if given.get(name) is not None:
+                raise InputError(
+                    f"{name} is {given[name]}, but the environments of {env.name} are existing objects and are used "
+                    f"for training, so there are none for evaluation; remove {name}, or give a class or function "
+                    "that creates the environment."
+                )
+        run = replace(run, evaluate_episodes=0)
+        notes.append(
+            f"This run is not evaluated, since it trains in all environments that there are of {env.name}; evaluate "
+            "its policy later with lehr.evaluate(result.policy, env)."
+        )
+    return run, tuple(notes)
 
 
 def _stacked(env: Environment, count: int) -> Environment:
@@ -244,6 +301,15 @@ def _stacked(env: Environment, count: int) -> Environment:
     if isinstance(space, Box) and len(space.shape) in (2, 3):
         return StackChannels(env, count)
     return FlattenObservation(FrameStack(env, count))
+
+
+def _check_repeats(run: RunConfig, env: AnyEnvironment) -> None:
+    """Refuse to repeat actions that can be forbidden."""
+    if has_mask(env.observation_space, env.action_space):
+        raise InputError(
+            f"action_repeat is {run.action_repeat}, but {run.env} has an action mask, which may forbid an action when "
+            "it is repeated; drop action_repeat, or set action_mask=False."
+        )
 
 
 def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnvironment) -> None:
@@ -276,12 +342,3 @@ def _is_our_own(env: Environment) -> bool:
     while isinstance(env, Wrapper):
         env = env.env
     return type(env).__module__.startswith("lehr.")
-
-
-def use_compilation_cache() -> None:
-    """Cache compiled programs on disk, unless JAX's own cache is set; `LEHR_CACHE=off` turns this off."""
-    place = os.environ.get("LEHR_CACHE") or str(Path.home() / ".cache" / "lehr" / "compiled")
-    if place == "off" or getattr(jax.config, "jax_compilation_cache_dir", None) is not None:
-        return
-    jax.config.update("jax_compilation_cache_dir", place)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -17,12 +17,13 @@ from lehr.schedules.bundle import Coefficients
 from lehr.schedules.bundle import population as stacked
 from lehr.schedules.controllers import Controller
 from lehr.training import checkpoint
+from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Kind, Loop, ProgressFunction
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.training.population_record import PopulationRecord
 from lehr.training.program import Program, builder, initial_state
-from lehr.training.runners.population import Evolution, PopulationRunner, PopulationState
+from lehr.training.runners.population import Candidates, Evolution, PopulationRunner, PopulationState
 from lehr.types import Key, PyTree, TrainState, derive
 
 MOST_ROWS = 500
@@ -47,6 +48,7 @@ class Population:
     """That of the first member, but with the state of all members."""
     labels: tuple[str, ...]
     """The name of each member, for the user; members beyond these only fill the population up."""
+    course: Course
     evolution: Evolution | None = None
 
     @property
@@ -55,15 +57,21 @@ class Population:
         window = default_window(self.plan)
         return window if self.evolution is None else math.gcd(window, self.evolution.interval)
 
+    @property
+    def expected_share(self) -> float:
+        """The share of the updates of all members that will be made, as far as that is known before."""
+        return self.course.expected_updates(len(self.labels)) / (len(self.labels) * self.plan.updates)
+
     def loop(
         self, directory: RunDirectory, make_progress: Callable[..., Any], progress_fn: ProgressFunction | None = None
     ) -> Loop:
         """The loop that trains the population; it goes on from the latest checkpoint, if there is one."""
         kind = Kind(
             make_runner=lambda plan, warn: PopulationRunner(plan.program, plan.state, self.window, self.evolution),
-            make_record=partial(PopulationRecord, self.labels, self.window),
+            make_record=partial(PopulationRecord, self.labels, self.window, self.course),
             make_progress=make_progress,
             restore=_restore,
+            course=self.course,
             save_seconds=SAVE_SECONDS,
         )
         return Loop(self.plan, directory, progress_fn, bool(checkpoint.steps(directory.checkpoints)), kind)
@@ -124,6 +132,7 @@ def make_population(
     make_evolution: Callable[[Plan], Evolution] | None = None,
     base: Plan | None = None,
     parsed: Sequence[Configured] | None = None,
+    places: int | None = None,
 ) -> Population:
     """Assemble a population.
 
@@ -137,6 +146,7 @@ def make_population(
         base: the plan of a run that may be a member, made here if omitted; populations with the same base share one
             compiled program.
         parsed: the parsed settings of each member, if they are known.
+        places: train at most so many at once; the others wait until the evolution gives them a place. By default, all.
     """
     if not members:
         raise InputError("A population has 0 members; give at least one.")
@@ -150,12 +160,15 @@ def make_population(
                 "differ in coefficients and seeds, and everything else makes another population."
             )
     program = replace(plan.program, most_rejected=plan.run.max_rejected)
-    seeds = [_seed(settings) for settings in members]
-    state = initial_members(plan, program, [one.coefficients for one in found], seeds)
+    keys = _keys([_seed(settings) for settings in members])
+    candidates = Candidates(jax.tree.map(jnp.asarray, _stacked([one.coefficients for one in found])), keys)
+    first = jax.tree.map(lambda leaf: leaf[:places], candidates)
+    state = _initial(program, plan.settings, plan.network, *first, plan.loaded.data)
     evolution = None if make_evolution is None else make_evolution(plan)
-    whole = PopulationState(state, evolution.init(state) if evolution is not None else ())
+    whole = PopulationState(state, jnp.uint32(0), () if evolution is None else evolution.init(state, candidates))
+    course = Course(plan.updates) if evolution is None else evolution.course(len(members), whole.size)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
-    return Population(replace(plan, program=program, state=whole), names, evolution)
+    return Population(replace(plan, program=program, state=whole), names, course, evolution)
 
 
 def _seed(settings: Mapping[str, Any]) -> int:
@@ -181,13 +194,6 @@ def _difference(one: Configured, other: Configured) -> str:
     return "nothing"
 
 
-def initial_members(
-    plan: Plan, program: Program, coefficients: Sequence[Mapping[str, Any]], seeds: Sequence[int]
-) -> TrainState:
-    """Return the states of all members before their first update, with a leading member axis."""
-    return _initial(program, plan.settings, plan.network, _stacked(coefficients), _keys(seeds), plan.loaded.data)
-
-
 def _keys(seeds: Sequence[int]) -> Key:
     """The key of each seed; those that fit into 32 bits, as nearly all do, are made at once."""
     if all(0 <= seed < 2**31 for seed in seeds):
@@ -204,18 +210,33 @@ def _stacked(coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
 def _initial(
     program: Program, settings: Any, network: Any, coefficients: Coefficients, keys: Key, data: PyTree
 ) -> TrainState:
-    build = builder(type(program.algorithm), program.env, settings, network)
+    """Return the states of all members before their first update, with a leading member axis."""
 
     def init(member: tuple[Coefficients, Key]) -> TrainState:
-        coefficients, key = member
-        params = build(derive(key, "network"))[1]
-        return initial_state(program, coefficients, params, key, data)
+        return initial_member(program, settings, network, *member, data)
 
     if jax.default_backend() == "cpu":
         # One after the other: orthogonal weights of several members at once are batched QR factorisations, and two of
         # those at the same time can wait for each other's threads for ever.
         return jax.lax.map(init, (coefficients, keys))
     return jax.vmap(init)((coefficients, keys))
+
+
+def initial_member(
+    program: Program, settings: Any, network: Any, coefficients: Coefficients, key: Key, data: PyTree
+) -> TrainState:
+    """Return the state of one member before its first update.
+
+    Args:
+        program: that of every member.
+        settings: the algorithm's.
+        network: the network architecture.
+        coefficients: bound ones.
+        key: the random seed as a key.
+        data: that of the reward model.
+    """
+    build = builder(type(program.algorithm), program.env, settings, network)
+    return initial_state(program, coefficients, build(derive(key, "network"))[1], key, data)
 
 
 def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
@@ -225,7 +246,9 @@ def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evo
     one = plan.state._replace(coefficients=())
     members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)
     members = members._replace(coefficients=together)
-    return PopulationState(members, () if evolution is None else jax.eval_shape(evolution.init, members))
+    candidates = Candidates(together, members.key)
+    changes = () if evolution is None else jax.eval_shape(evolution.init, members, candidates)
+    return PopulationState(members, jax.eval_shape(lambda: jnp.uint32(0)), changes)
 
 
 def member_state(state: PopulationState, index: int) -> TrainState:

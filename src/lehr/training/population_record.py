@@ -1,6 +1,5 @@
 """The record of a population: the metrics of all members, in columns."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +9,20 @@ import numpy as np
 from lehr.acting.evaluation import Evaluator, evaluate_many, evaluation_metrics
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
-from lehr.training import columns
+from lehr.training import checkpoint, columns
+from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import PopulationState
 from lehr.types import derive
 
+ENDED = "ended"
+"""The directory of the members that came to their end before the others, each with a checkpoint."""
+MEMBER = "evolution/member"
+"""The metric that says which member is in each place, for populations whose places change members."""
+RUNG_SCORE = "evolution/score"
+"""The metric with the score of a member where it is compared with others; NaN elsewhere."""
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
@@ -26,6 +32,7 @@ class PopulationRecord:
     Args:
         labels: the name of each member, for the user; members beyond these only fill the population up.
         window: number of updates of a row.
+        course: when members come to their end.
         plan: that of the loop.
         directory: the directory.
         names: the names of the metrics, in column order.
@@ -39,6 +46,7 @@ class PopulationRecord:
         self,
         labels: Sequence[str],
         window: int,
+        course: Course,
         plan: Plan,
         directory: RunDirectory,
         names: tuple[str, ...],
@@ -48,26 +56,48 @@ class PopulationRecord:
         warn: Callable[[str], object],
     ) -> None:
         self.labels, self.unit, self.plan, self.names, self.warn = labels, window, plan, names, warn
+        self.course, self.ended = course, directory.path / ENDED
         self.directory = directory.path / "metrics"
-        refuse_link(self.directory)
+        for path in (self.directory, self.ended):
+            refuse_link(path)
         self.latest: dict[str, Any] = {}
         self.written = int(state.updates)
         """The update up to which rows are on disk."""
         columns.cut(self.directory, self.written)
         self.waiting: list[dict[str, np.ndarray]] = []
         """Rows that are not on disk yet."""
-        self.frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
+        self.warned = False
+        """Whether members that were compared without an episode were reported."""
+        self.trained = 0 if meta is None else meta["trained"]
+        """Updates of all members together."""
+        frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
+        self.frozen = set(course.members(state)[frozen].tolist())
+        """The members whose freezing was reported."""
         assert not isinstance(plan.env, HostEnvironment)
         self.evaluator = Evaluator(plan.env, plan.policy(state.members).program, plan.run.evaluate_episodes)
 
     def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
-        """Evaluate all members, each as a run of its own would be."""
-        if self.plan.run.evaluate_episodes == 0:
+        """Evaluate the members, each as a run of its own would be, and save those that do not keep their places."""
+        ended = self.course.ended(state)
+        if self.plan.run.evaluate_episodes == 0 or (ended is not None and not ended.any()):
             return {}
         learned = self.plan.policy(state.members).learned
-        keys = jax.vmap(lambda key: derive(key, "evaluate", done))(state.members.key)
+        keys = jax.vmap(lambda key, updates: derive(key, "evaluate", updates))(state.members.key, state.members.updates)
         greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
-        return evaluation_metrics(greedy, sampled)
+        found = evaluation_metrics(greedy, sampled)
+        if ended is None:
+            return found
+        self._save_ended(state, ended)
+        return {name: np.where(ended, values, np.nan) for name, values in found.items()}
+
+    def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
+        """Save the states of members whose places are given away, each in a directory with its number."""
+        members = self.course.members(state)
+        for place in map(int, np.flatnonzero(ended)):
+            one = jax.tree.map(lambda leaf, place=place: leaf[place], state.members)
+            meta = {"env_steps": int(one.updates) * self.plan.program.steps_per_update}
+            memory = self.plan.run.checkpoint_replay == "on"
+            checkpoint.save(self.ended / str(members[place]), one.saved, int(one.updates), meta, memory=memory)
 
     def is_best(self, evaluation: dict[str, Any], done: int) -> bool:
         """No member's checkpoint is kept apart."""
@@ -86,28 +116,51 @@ class PopulationRecord:
             found[name] = column
         found["update/frozen"] = (found["update/rejected"] > self.plan.run.max_rejected).astype(np.float32)
         self.waiting.append(found)
-        self._report_frozen(found)
-        shown = len(self.labels)
-        steps = self.plan.program.steps_per_update * shown
+        members = self._members(found)
+        self._report_frozen(found, members[-1])
+        self._report_unseen(found)
+        steps, training = self.plan.program.steps_per_update, members >= 0
+        self.trained += int(training.sum(axis=1) @ np.diff(ends, prepend=chunk.begin))
+        unknown = np.full(len(self.labels), np.nan)
+        before, rewards = (self.latest.get(name, unknown) for name in ("returns", "rewards"))
         self.latest = {
-            "env_steps": int(ends[-1]) * steps,
-            "time/steps_per_second": steps / max(chunk.pace, 1e-9),
-            "returns": _last_known(found["episode/return"][:, :shown], self.latest.get("returns")),
-            "rewards": found["rollout/reward"][-1, :shown],
+            "env_steps": self.trained * steps,
+            "time/steps_per_second": int(training[-1].sum()) * steps / max(chunk.pace, 1e-9),
+            "returns": _last_known(found["episode/return"], members, before),
+            "rewards": _last_known(found["rollout/reward"], members, rewards),
         }
 
-    def _report_frozen(self, found: dict[str, np.ndarray]) -> None:
-        now = found["update/frozen"][-1] > 0
-        for index in map(int, np.flatnonzero((now & ~self.frozen)[: len(self.labels)])):
+    def _members(self, found: dict[str, np.ndarray]) -> np.ndarray:
+        """The member in each place, int `[rows, P]`; −1 for a place that is idle or only fills the population up."""
+        rows, size = found["update/frozen"].shape
+        if MEMBER in found:
+            return found[MEMBER].astype(int)
+        own = np.arange(size)
+        return np.broadcast_to(np.where(own < len(self.labels), own, -1), (rows, size))
+
+    def _report_frozen(self, found: dict[str, np.ndarray], members: np.ndarray) -> None:
+        for index in map(int, np.flatnonzero((found["update/frozen"][-1] > 0) & (members >= 0))):
+            if members[index] in self.frozen:
+                continue
+            self.frozen.add(int(members[index]))
             applied = ", ".join(
                 f"{name[5:]}={found[name][-1, index]:g}" for name in self.names if name.startswith("coef/")
             )
             self.warn(
-                f"Member {self.labels[index]} is frozen by update {found['update'][-1]}: more than "
+                f"Member {self.labels[members[index]]} is frozen by update {found['update'][-1]}: more than "
                 f"max_rejected={self.plan.run.max_rejected} of its updates were non-finite; its coefficients were "
                 f"{applied}. The others go on."
             )
-        self.frozen = now
+
+    def _report_unseen(self, found: dict[str, np.ndarray]) -> None:
+        """Warn once if members are compared before an episode of theirs has ended."""
+        unseen = np.isneginf(found.get(RUNG_SCORE, np.zeros(1))) & ~(found["update/frozen"] > 0)
+        if unseen.any() and not self.warned:
+            self.warned = True
+            self.warn(
+                f"{int(unseen.sum())} members had no episode that ended in the second half of their way to a rung, by "
+                f"update {found['update'][-1]}, and count as the worst there; give a larger halving.first."
+            )
 
     def save(self, done: int) -> dict[str, Any]:
         """Write the rows since the last checkpoint."""
@@ -115,7 +168,7 @@ class PopulationRecord:
             joined = {name: np.concatenate([part[name] for part in self.waiting]) for name in self.waiting[0]}
             columns.write(self.directory, self.written, joined)
             self.waiting, self.written = [], done
-        return {"members": len(self.labels)}
+        return {"members": len(self.labels), "trained": self.trained}
 
     def protected(self) -> tuple[int, ...]:
         """None."""
@@ -125,9 +178,16 @@ class PopulationRecord:
         """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
 
 
-def _last_known(rows: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-    """The last value of each column `[rows, members]` that is not NaN."""
-    found = np.full(rows.shape[1], math.nan) if before is None else before
-    for row in rows:
-        found = np.where(np.isnan(row), found, row)
+def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """The last value of each member that is not NaN.
+
+    Args:
+        rows: `[rows, P]`.
+        members: `[rows, P]`: the member that each value belongs to, −1 for none.
+        before: `[members]`: what was known before these rows.
+    """
+    found = before.copy()
+    for values, owners in zip(rows, members, strict=True):
+        known = ~np.isnan(values) & (owners >= 0)
+        found[owners[known]] = values[known]
     return found

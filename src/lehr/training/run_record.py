@@ -64,7 +64,7 @@ class RunRecord:
             self.best, self.best_update = meta["best"], meta["best_update"]
             self.ledger = self._check_metrics(meta, update)
             self.thinning = Thinning(every, meta.get("waiting"))
-        self.evaluator = make_evaluator(plan.env, plan.policy(state).program, plan.run.evaluate_episodes)
+        self.evaluator = make_evaluator(plan.evaluation_env, plan.policy(state).program, plan.run.evaluate_episodes)
         # Loggers that may fail to start come first, before any file is open.
         project = plan.run.wandb_project
         online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping, project)] if plan.run.wandb else []

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from lehr import spaces
-from lehr.envs import check_env, make
+from lehr.envs import check_env, make, register
 from lehr.envs.host import worker
 from lehr.envs.host.base import EnvironmentFailed, ask, begin, check_step, next_seeds
 from lehr.envs.host.gym import Gym
 from lehr.errors import InputError
+from tests.envs.gym_tasks import Endless, Walk
 
 TASKS = "gym:tests.envs.gym_tasks:"
 SEEDS = np.array([3, 4_000_000_000, 5], np.uint32)
@@ -327,12 +328,69 @@ def test_an_environment_of_gymnasium_can_be_given_itself():
     assert hash(env) == hash(make("gym:CartPole-v1", sutton_barto_reward=True))
     short = make(gymnasium.make("CartPole-v1", max_episode_steps=50))
     assert len(short.initial_state(SEEDS)["actions"]) == 50
-    with pytest.raises(InputError, match=r"has additional wrappers \(TransformReward\): register a function"):
-        make(gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward))
+    human = make(gymnasium.make("CartPole-v1", render_mode="rgb_array"))
+    assert human == Gym("CartPole-v1"), "training does not draw"
     vector = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
     assert check_env(make(vector), num_envs=4) == []
     with pytest.raises(InputError, match="has 4 environments, but num_envs is 5: set num_envs=4"):
         make(vector).start(5)
+
+
+class Uncopied(Walk):
+    def __deepcopy__(self, memo):
+        raise TypeError("a simulator cannot be copied")
+
+
+def negated():
+    return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: -reward)
+
+
+def long_pole():
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.length = 2.0
+    return env
+
+
+@pytest.mark.parametrize(
+    ("given", "vectorization"),
+    [(negated, "sync"), (negated(), "sync"), (lambda: negated(), "async")],
+    ids=["function", "object", "lambda in other processes"],
+)
+def test_wrappers_of_a_function_or_an_object_are_kept(given, vectorization):
+    env = make(given, vectorization=vectorization)
+    batch = env.start(2)
+    try:
+        batch.reset(SEEDS[:2])
+        assert batch.step(np.zeros(2, int)).reward.tolist() == [-1, -1]
+    finally:
+        batch.close()
+    assert len(env.initial_state(SEEDS)["actions"]) == 500
+
+
+@pytest.mark.parametrize("given", [long_pole, long_pole(), lambda: long_pole()], ids=["function", "object", "lambda"])
+def test_what_was_changed_after_gymnasium_made_it_is_kept(given):
+    assert make(given).start(1).group.singles[0].env.unwrapped.length == 2.0
+
+
+def test_an_object_is_copied_and_left_alone_unless_there_can_be_only_one():
+    env = Walk()
+    batch = make(env).start(3)
+    batch.reset(SEEDS[:3])
+    assert len({id(single.env.unwrapped) for single in batch.group.singles} | {id(env)}) == 4
+    assert not hasattr(env, "place")
+    only = make(Uncopied())
+    assert only.fixed_size == 1
+    assert only.for_evaluation() is None
+    assert make(gymnasium.vector.SyncVectorEnv([Uncopied] * 3)).for_evaluation().name == "SyncVectorEnv"
+
+
+def test_a_registered_class_of_gymnasium_has_its_time_limit(monkeypatch):
+    monkeypatch.setattr("lehr.envs.registry._registry", {})
+    register("Endless-v9", max_steps=5)(Endless)
+    batch = make("Endless-v9").start(1)
+    batch.reset(SEEDS[:1])
+    assert [bool(batch.step(np.zeros(1, int)).truncated[0]) for _ in range(6)] == [False] * 4 + [True, False]
+    assert len(make("tests.envs.gym_tasks:Endless").initial_state(SEEDS)["actions"]) == 5
 
 
 @pytest.mark.parametrize(

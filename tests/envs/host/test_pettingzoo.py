@@ -362,7 +362,7 @@ def test_an_environment_that_cannot_be_copied_is_asked_for_by_name():
         make(given)
 
 
-def test_agents_that_act_in_turn_are_refused():
+def test_agents_that_act_in_turn_but_could_act_together_are_refused():
     rps = pytest.importorskip("pettingzoo.classic.rps.rps")
     with pytest.raises(InputError, match=r"The agents of \w+ act in turn: give its parallel_env"):
         make(rps.env())
@@ -379,7 +379,11 @@ def test_agents_that_differ_are_named(module):
 
 def test_what_cannot_be_made_is_refused_in_a_sentence(module):
     cases = [
-        (module(None, "an_empty_module"), {}, "The module an_empty_module has no function parallel_env: give a"),
+        (
+            module(None, "an_empty_module"),
+            {},
+            "The module an_empty_module has neither a function parallel_env nor env: give a",
+        ),
         (module(Crowd), {"colour": "red"}, "pettingzoo:a_crowd_v0 cannot be created with these parameters"),
         (
             module(lambda: Crowd.__new__(type("None", (Crowd,), {"possible_agents": ()}))),
@@ -406,11 +410,12 @@ def test_a_module_that_is_not_there_is_missed(name, sentence):
         make(f"pettingzoo:{name}")
 
 
-def test_names_are_modules_with_a_parallel_api():
+def test_names_are_modules_with_an_environment():
     pytest.importorskip("pettingzoo")
     found = adapter.names()
     assert "classic.rps_v2" in found
-    assert not any("tictactoe" in name for name in found)
+    assert "classic.tictactoe_v3" in found
+    assert not any("all_modules" in name for name in found)
     assert any(name.startswith("butterfly.knights_archers_zombies_v") for name in found)
 
 

@@ -12,8 +12,10 @@ from lehr.envs import check_env, make
 from lehr.envs.base import NEVER
 from lehr.envs.suites import jumanji
 from lehr.errors import InputError
+from lehr.masks import has_mask
 from lehr.plugins import require
 from lehr.spaces import Box, Discrete, MultiDiscrete
+from tests.small import SMALL
 
 if importlib.util.find_spec("jumanji") is None:
     pytest.skip("Jumanji is not installed", allow_module_level=True)
@@ -111,12 +113,14 @@ def test_one_choice_out_of_many_is_one_hot_and_none_yet_is_zeros():
 def test_spaces():
     actions = {
         "Game2048-v1": Discrete(4),
-        "Minesweeper-v0": MultiDiscrete((10, 10)),
-        "MultiCVRP-v0": MultiDiscrete((22, 22)),
+        "Minesweeper-v0": Discrete(100),
+        "MultiCVRP-v0": MultiDiscrete((21, 21)),
         "SearchAndRescue-v0": Box(-1, 1, (4,)),
     }
     for name, space in actions.items():
-        assert make(f"jumanji:{name}").action_space == space
+        env = make(f"jumanji:{name}")
+        assert env.action_space == space
+        assert has_mask(env.observation_space, space) == (name != "SearchAndRescue-v0")
     board = make("jumanji:Game2048-v1").observation_space.spaces
     assert (board["board"], board["action_mask"]) == (Box(-np.inf, np.inf, (4, 4)), Box(0, 1, (4,), np.int8))
     mines = make("jumanji:Minesweeper-v0").observation_space.spaces
@@ -134,6 +138,23 @@ def test_attributes_and_equality():
     assert (env.truncation_gap, env.environments_per_reset) == (4, 1)
     assert make("jumanji:Game2048-v1").truncation_gap == NEVER
     assert make("jumanji:Maze-v0").environments_per_reset == 16
+
+
+def test_an_action_is_a_combination_where_the_mask_is_one_of_combinations():
+    env = make("jumanji:Minesweeper-v0")
+    state, obs = jax.jit(env.reset)(KEY)
+    assert obs["action_mask"].tolist() == [1] * 100
+    _, timestep = jax.jit(env.step)(KEY, state, jnp.int32(37))
+    hidden = timestep.obs["board"] == -1
+    assert np.argwhere(~np.asarray(hidden)).tolist() == [[3, 7]]
+    np.testing.assert_array_equal(timestep.obs["action_mask"], hidden.ravel())
+
+
+def test_no_city_is_visited_twice(tmp_path):
+    """A second visit is forbidden, and would end a tour of 20 cities early."""
+    settings = SMALL | {"horizon": 20, "env": "jumanji:TSP-v1", "total_steps": 160}
+    result = lehr.train("ppo", run_dir=tmp_path / "run", **settings)
+    assert result.metrics["episode/length"].tolist() == [20, 20]
 
 
 @pytest.mark.slow

@@ -1,13 +1,17 @@
 """Checks of the arguments of `train`, made before anything is compiled."""
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from lehr.compat.brax import upstream
 from lehr.compat.brax.coefficients import is_number
 from lehr.compat.brax.loss import LossSettings
-from lehr.errors import InputError, closest
+from lehr.errors import InputError, closest, quoted
 from lehr.schedules import adaptive_kl
 
 _RATE_SCHEDULES = ("NONE", "ADAPTIVE_KL")
@@ -59,3 +63,26 @@ def adaptive_rate(learning_rate: Any, rate_schedule: Any, desired_kl: float, min
     # Brax accepts any target: 0 always lowers the rate, infinity always raises it.
     target = float(np.clip(desired_kl, np.finfo(np.float32).tiny, np.finfo(np.float32).max))
     return adaptive_kl(start, target, minimum=minimum, maximum=maximum, metric="kl_mean")
+
+
+def network_maker(factory: Any, vision: bool) -> Callable[..., Any]:
+    """The network factory; a mapping, as in Playground's configs, holds options of Brax's own one.
+
+    >>> upstream.check()
+    >>> network_maker({"policy_hidden_layer_sizes": [32, 32]}, vision=False).keywords
+    {'policy_hidden_layer_sizes': (32, 32)}
+    """
+    if callable(factory):
+        return factory
+    name = "make_ppo_networks_vision" if vision else "make_ppo_networks"
+    if not hasattr(factory, "items"):
+        raise InputError(
+            f"network_factory is {quoted(factory)}; give a function such as {name}, or a mapping with its options."
+        )
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in factory.items()}
+    made = upstream.vision_networks().make_ppo_networks_vision if vision else upstream.make_ppo_networks
+    known = inspect.signature(made).parameters
+    for key in options:
+        if key not in known:
+            raise InputError(f"network_factory has the option {quoted(key)}, which {name} lacks; {closest(key, known)}")
+    return functools.partial(made, **options)

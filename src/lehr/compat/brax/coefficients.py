@@ -39,6 +39,11 @@ def annealed(entropy_cost: Any, entropy_cost_end: Any, entropy_schedule: str) ->
     if entropy_schedule not in ENTROPY_SHAPES:
         raise InputError(f"entropy_schedule is {entropy_schedule!r}; {closest(str(entropy_schedule), ENTROPY_SHAPES)}")
     if entropy_cost_end is None:
+        if entropy_schedule != ENTROPY_SHAPES[0]:
+            raise InputError(
+                f"entropy_schedule is {entropy_schedule!r}, but entropy_cost_end, the value it leads to, is not given; "
+                f"set entropy_cost_end, or write entropy_cost='0.01 -> 0.001 {entropy_schedule}'."
+            )
         return entropy_cost
     if not is_number(entropy_cost):
         raise InputError(

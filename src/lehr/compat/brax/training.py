@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr.compat.brax import saving, upstream
-from lehr.compat.brax.arguments import adaptive_rate, check_arguments, devices
+from lehr.compat.brax.arguments import adaptive_rate, check_arguments, devices, network_maker
 from lehr.compat.brax.batch_environments import BatchEnvironments, Wrapping
 from lehr.compat.brax.coefficients import annealed, bound_coefficients
 from lehr.compat.brax.epoch import BraxParams, BraxPPO, CarriedState
@@ -19,6 +19,7 @@ from lehr.compat.brax.random_keys import SeedKeys, seed_keys
 from lehr.compat.brax.run import BraxRun, Callbacks
 from lehr.compat.brax.segments import TrainingSizes
 from lehr.envs.suites.foreign import by_their_rules, settled
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.sharding import EnvironmentSharding
 from lehr.types import Key, PyTree
 
@@ -63,7 +64,7 @@ def train(
     learning_rate_schedule: Any = None,
     learning_rate_schedule_min_lr: float = 1e-5,
     learning_rate_schedule_max_lr: float = 1e-2,
-    network_factory: Callable[..., Any] = upstream.make_ppo_networks,
+    network_factory: Any = upstream.make_ppo_networks,
     seed: int = 0,
     use_pmap_on_reset: bool = True,
     # eval
@@ -93,12 +94,15 @@ def train(
     `vf_loss_coefficient` take a number or anything else that `lehr.schedule` takes: a text such as
     "0.01 -> 0.001 cosine", a mapping, a `Schedule`, a function of env steps. Their clock is the env steps collected
     before the training step, action repeats included, and their budget is `num_timesteps`. The last applied values are
-    logged as `training/<name>`.
+    logged as `training/<name>`. Compiled programs are cached on disk, as by `lehr.train`; `LEHR_CACHE=off` turns this
+    off.
 
     Args:
         environment: see Brax, as for every argument not listed here.
         num_timesteps: env steps to train for, on top of those of a checkpoint that has a clock.
         max_devices_per_host: how many devices share the environments; all by default.
+        network_factory: as in Brax, or a mapping with the options of Brax's `make_ppo_networks` (with `vision`, of
+            `make_ppo_networks_vision`), as in Playground's configs.
         use_pmap_on_reset: has no effect: `pmap` is not used.
         restore_checkpoint_path: a checkpoint of Brax or Lehr. If it has Lehr's files and everything is restored,
             training resumes where it stopped: optimiser, clock, keys and environments.
@@ -125,6 +129,8 @@ def train(
         "vf_loss_coefficient": vf_loss_coefficient,
     }
     bound_coefficients(given, max(num_timesteps, 1))  # raises for mistakes; bound again once the clock is known
+    make_network = network_maker(network_factory, vision)
+    use_compilation_cache()
     sharding = EnvironmentSharding.over(devices(max_devices_per_host), num_envs, "max_devices_per_host")
     wrapping = Wrapping(wrap_env, wrap_env_fn, episode_length, action_repeat, randomization_fn)
     restoring = saving.RestoreOptions(restore_checkpoint_path, restore_params, restore_value_fn)
@@ -140,7 +146,7 @@ def train(
         environments = BatchEnvironments.of(name, env, keys["environments"], sharding, bootstrap_on_timeout, reports)
 
         # --- networks
-        network = _network(network_factory, environments, normalize_observations)
+        network = _network(make_network, environments, normalize_observations)
         make_policy = _policy_maker(network, loss, bootstrap_on_timeout)
 
         # --- program
@@ -179,7 +185,7 @@ def train(
         act = functools.partial(make_policy, deterministic=deterministic_eval)
         evaluated = eval_env or environment
         evaluator = _evaluator(wrapping, evaluated, act, num_eval_envs, seeded.evaluation) if run_evals else None
-        save = _saver(save_checkpoint_path, origin, network_factory, environments, normalize_observations)
+        save = _saver(save_checkpoint_path, origin, make_network, environments, normalize_observations)
 
     # --- training
     bound = bound_coefficients(given, step + num_timesteps)

@@ -48,3 +48,8 @@ def normalizer(normalize_observations: bool) -> Any:
 def checkpoint() -> ModuleType:
     """Brax's checkpoint module, imported on first use: its dependencies are slow to import."""
     return require("brax.training.agents.ppo.checkpoint", "brax", _WHAT)
+
+
+def vision_networks() -> ModuleType:
+    """Brax's module with networks for pixels, imported on first use."""
+    return require("brax.training.agents.ppo.networks_vision", "brax", _WHAT)

@@ -18,7 +18,8 @@ import numpy as np
 from lehr.envs.base import Environment
 from lehr.envs.host.answers import WrongAnswer, described, fits, wanted
 from lehr.errors import InputError
-from lehr.spaces import Space, without_action
+from lehr.masks import without_action
+from lehr.spaces import Space
 from lehr.types import PyTree
 
 Answer = TypeVar("Answer")
@@ -122,6 +123,32 @@ class HostEnvironment(ABC):
         return False
 
     @property
+    def reference(self) -> tuple[str, dict[str, Any]] | None:
+        """The name and parameters with which `lehr.envs.make` creates it; `None` if it is an object of the user's."""
+        return None
+
+    @property
+    def is_found_elsewhere(self) -> bool:
+        """Whether another process can create it from its reference."""
+        return self.reference is not None
+
+    @property
+    def saved_options(self) -> dict[str, Any]:
+        """Parameters that an environment in its place needs, so that the state of its run fits."""
+        return {}
+
+    def for_evaluation(self) -> "HostEnvironment | None":
+        """Return the environment to evaluate in; `None` if the only ones are those that are trained in."""
+        return self if self.fixed_size is None else None
+
+    def limited(self, max_steps: int) -> "HostEnvironment":
+        """Return the environment with a time limit."""
+        raise InputError(
+            f"{self.name} is registered with max_steps, but it is a host environment: set the time limit in its own "
+            "suite."
+        )
+
+    @property
     @abstractmethod
     def observation_space(self) -> Space:
         """The space of one agent's observation."""
@@ -155,19 +182,12 @@ AnyEnvironment: TypeAlias = Environment | HostEnvironment
 """A device or host environment."""
 
 
-def check_size(env: HostEnvironment, num_envs: int, evaluates: bool = False) -> None:
-    """Check that existing environments match `num_envs` and are not needed for evaluation, which would reset them."""
-    if env.fixed_size is None:
-        return
-    if num_envs != env.fixed_size:
+def check_size(env: HostEnvironment, num_envs: int) -> None:
+    """Check that `num_envs` is the number of existing environments."""
+    if env.fixed_size is not None and num_envs != env.fixed_size:
         raise InputError(
             f"{env.name} has {env.fixed_size} environments, but num_envs is {num_envs}: set "
             f"num_envs={env.fixed_size}, or give the environment by name."
-        )
-    if evaluates:
-        raise InputError(
-            f"The environments of {env.name} are existing objects and are used for training, so there are none for "
-            "evaluation: set evaluate_episodes=0, or give the environment by name."
         )
 
 

@@ -1,5 +1,7 @@
 """PettingZoo's environments, `pettingzoo:MODULE`, through its parallel API.
 
+A module without one, whose agents act in turn, is converted: see `lehr.envs.host.turns`.
+
 All agents of an environment share one policy, so their spaces must be the same. They are folded into the batch: agent
 `a` of environment `e` is at `e · A + a`. The steps of an agent that has left are invalid until no agent is left and the
 next episode begins. Episodes start from seeds derived from the run's seed, so that a resumed run can restore the
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lehr import spaces
+from lehr.envs.host import turns
 from lehr.envs.host.answers import checked
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, says_it_renders
 from lehr.envs.host.gym import LONGEST_LOG, actions_of, as_32_bit
@@ -34,14 +37,14 @@ SUITES = ("pettingzoo", "mpe2")
 
 
 def names() -> list[str]:
-    """Return the environments with a parallel API in the installed suites; some need additional packages."""
+    """Return the environments of the installed suites; some need additional packages."""
     require("pettingzoo", extra="pettingzoo")
     found = []
     for suite in SUITES:
         for folder in _folders(suite):
             for file in sorted(folder.glob("*_v[0-9]*.py")):
                 # Read the files instead of importing them, which would need the packages of all environments.
-                if re.search(r"\bparallel_env\b", file.read_text(encoding="utf-8")):
+                if re.search(r"\b(parallel_)?env\b", file.read_text(encoding="utf-8")):
                     found.append(f"{folder.name}.{file.stem}")
     return sorted(found)
 
@@ -50,9 +53,9 @@ def make(name: str, **parameters: Any) -> "PettingZoo":
     """Create a PettingZoo environment, or any environment with its parallel API.
 
     Args:
-        name: a module with a function `parallel_env`, such as `mypackage.my_env`; the prefix `pettingzoo.` may be
-            omitted, as in `butterfly.pistonball_v6`.
-        parameters: arguments of `parallel_env`.
+        name: a module with a function `parallel_env`, or `env` if agents act in turn, such as `mypackage.my_env`; the
+            prefix `pettingzoo.` may be omitted, as in `butterfly.pistonball_v6`.
+        parameters: arguments of that function.
     """
     env = PettingZoo(name, tuple(sorted(parameters.items())))
     _ = env.observation_space, env.action_space  # raises an error now if it cannot be created
@@ -65,11 +68,6 @@ def adapt(env: Any, **parameters: Any) -> "GivenParallel":
         raise InputError(
             f"Got an existing environment together with the parameters {', '.join(parameters)}: set them when creating "
             "it."
-        )
-    if isinstance(env, require("pettingzoo", extra="pettingzoo").AECEnv):
-        raise InputError(
-            f"The agents of {type(env).__name__} act in turn: give its parallel_env, or convert it with "
-            "pettingzoo.utils.aec_to_parallel."
         )
     given = GivenParallel(env)
     _ = given.observation_space, given.action_space
@@ -84,7 +82,9 @@ class Parallel(HostEnvironment):
     @functools.cached_property
     def one(self) -> Any:
         """A single environment, to inspect its agents and their spaces."""
-        return self.build()
+        env = _in_parallel(self.build())
+        shape = _quietly(turns.mask_shape, env) if getattr(env, "possible_agents", ()) else None
+        return env if shape is None else turns.InfoMasks(env, shape)
 
     @abstractmethod
     def build(self, render: bool = False) -> Any:
@@ -135,8 +135,13 @@ class Parallel(HostEnvironment):
 
     def start(self, num_envs: int, render: bool = False) -> "Worlds":
         """Create the environments."""
-        worlds = [World(self.build(render), self.agents) for _ in range(num_envs)]
+        worlds = [World(self._like_one(self.build(render)), self.agents) for _ in range(num_envs)]
         return Worlds(worlds, self.observation_space, self.initial_state(np.zeros(num_envs, np.uint32)))
+
+    def _like_one(self, env: Any) -> Any:
+        """Convert an environment as `one` was."""
+        env = _in_parallel(env)
+        return turns.InfoMasks(env, self.one.mask_shape) if isinstance(self.one, turns.InfoMasks) else env
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
         """Return the seeds and room for the actions of an episode."""
@@ -158,7 +163,7 @@ class PettingZoo(Parallel):
         return f"pettingzoo:{self.module}"
 
     def build(self, render: bool = False) -> Any:
-        """Call the module's `parallel_env`."""
+        """Call the module's `parallel_env`, or its `env` if it has no other."""
         parameters = dict(self.parameters) | ({"render_mode": "rgb_array"} if render else {})
         make_env = _entry(self.module)
         try:
@@ -334,8 +339,13 @@ def _action(space: Any, action: np.ndarray) -> Any:
     return np.array(action, space.dtype)  # a copy, since the environment may write into it
 
 
+def _in_parallel(env: Any) -> Any:
+    """Convert an environment whose agents act in turn."""
+    return _quietly(turns.Turns, env) if hasattr(env, "agent_iter") else env
+
+
 def _entry(name: str) -> Callable[..., Any]:
-    """Import the function `parallel_env` from a module of PettingZoo or any other module."""
+    """Import the function `parallel_env`, or else `env`, from a module of PettingZoo or any other module."""
     for path in (f"pettingzoo.{name}", name):
         try:
             module: ModuleType = _quietly(importlib.import_module, path)
@@ -345,10 +355,10 @@ def _entry(name: str) -> Callable[..., Any]:
             raise InputError(f"pettingzoo:{name} needs a package that is not installed: {error}.") from None
         except ImportError as error:  # pettingzoo.mpe, for example, raises one that says where it moved
             raise InputError(f"pettingzoo:{name} cannot be imported: {str(error).rstrip('.')}.") from None
-        if callable(made := getattr(module, "parallel_env", None)):
+        if callable(made := getattr(module, "parallel_env", None) or getattr(module, "env", None)):
             return made
         raise InputError(
-            f"The module {path} has no function parallel_env: give a module with PettingZoo's parallel API."
+            f"The module {path} has neither a function parallel_env nor env: give a module with PettingZoo's API."
         )
     raise InputError(f"There is no module {name!r} or pettingzoo.{name}; {closest(name, names())}")
 

@@ -15,12 +15,19 @@ from lehr.envs.host.answers import WrongAnswer, checked
 
 
 def make_env(
-    name: str, parameters: dict[str, Any], action_repeat: int, frame_stack: int, trainer: int
+    source: str | Callable[..., gymnasium.Env],
+    parameters: dict[str, Any],
+    action_repeat: int,
+    frame_stack: int,
+    trainer: int,
 ) -> gymnasium.Env:
-    """Create an environment, in the training process (its ID is `trainer`) or in a worker process."""
+    """Create an environment by its name in Gymnasium or by a function, in a worker process or the trainer's own."""
     if os.getpid() != trainer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; only the trainer handles it
-    env = gymnasium.make(name, disable_env_checker=True, **parameters)
+    if isinstance(source, str):
+        env = gymnasium.make(source, disable_env_checker=True, **parameters)
+    else:
+        env = source(**parameters)
     if action_repeat > 1:
         env = GymActionRepeat(env, action_repeat)
     if frame_stack > 1:

@@ -3,8 +3,11 @@
 A parameter is an argument of the environment's class: `make("jumanji:Snake-v1", num_rows=6, num_cols=6)`.
 
 In multi-agent environments such as Connector or RobotWarehouse, one policy acts for all agents: the action is a
-`MultiDiscrete` of all their actions, and rewards are summed. An action mask is an entry of the observation; it is not
-enforced, and the environment decides what an invalid action does.
+`MultiDiscrete` of all their actions, and rewards are summed.
+
+An action mask is the entry `action_mask` of the observation, which policies follow. In BinPack, FlatPack, Minesweeper,
+Sudoku and Tetris, the mask says which *combinations* of the parts of an action are possible. There the action is one
+`Discrete` choice among all combinations, numbered in row-major order, and the mask is flattened.
 
 Sokoban needs levels that Jumanji downloads; Lehr never starts that download, but tells the user how to.
 """
@@ -12,6 +15,7 @@ Sokoban needs levels that Jumanji downloads; Lehr never starts that download, bu
 import copy
 import functools
 import inspect
+import math
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -23,6 +27,7 @@ import numpy as np
 from lehr.envs.base import NEVER, Environment
 from lehr.envs.suites.foreign import by_their_rules, settled
 from lehr.errors import InputError, closest
+from lehr.masks import MASK
 from lehr.plugins import require
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree, Timestep
@@ -53,6 +58,8 @@ class Jumanji(Environment):
     name: str = field(compare=False)
     observation_space: Space = field(compare=False, repr=False)
     action_space: Discrete | MultiDiscrete | Box = field(compare=False, repr=False)
+    combinations: tuple[int, ...] | None = field(compare=False, repr=False)
+    """How many values each part of an action has, if an action is one of their combinations; otherwise `None`."""
     truncation_gap: int = field(compare=False, repr=False)
     environments_per_reset: int = field(compare=False, repr=False)
 
@@ -65,6 +72,8 @@ class Jumanji(Environment):
     def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
         """Take one step; the key is not used, since Jumanji keeps its own in the state."""
         spec = self.env.action_spec
+        if self.combinations is not None:
+            action = jnp.stack(jnp.unravel_index(action, self.combinations))
         action = action.reshape(spec.shape).astype(spec.dtype)
         with by_their_rules():
             next_state, timestep = self.env.step(state, action)
@@ -120,12 +129,15 @@ def adapt(env: Any, name: str | None = None) -> Environment:
     limit = getattr(env, "time_limit", None)
     # Of Jumanji's own environments, those without a time limit never truncate.
     gap = limit or (NEVER if type(env).__module__.startswith("jumanji.environments.") else 1)
+    observation_space, action_space = _observation_space(env.observation_spec), _action_space(name, env.action_spec)
+    observation_space, action_space, combinations = _masked(observation_space, action_space)
     return Jumanji(
         env,
         unlimited=_without_limit(env),
         name=name,
-        observation_space=_observation_space(env.observation_spec),
-        action_space=_action_space(name, env.action_spec),
+        observation_space=observation_space,
+        action_space=action_space,
+        combinations=combinations,
         truncation_gap=int(gap),
         environments_per_reset=16 if type(env).__name__ in COSTLY_RESETS else 1,
     )
@@ -181,6 +193,24 @@ def _action_space(name: str, spec: Any) -> Discrete | MultiDiscrete | Box:
     )
 
 
+def _masked(
+    observation_space: Space, action_space: Discrete | MultiDiscrete | Box
+) -> tuple[Space, Discrete | MultiDiscrete | Box, tuple[int, ...] | None]:
+    """Return the spaces such that the mask, if there is one, fits the actions, and the combinations of an action."""
+    mask = observation_space.spaces.get(MASK) if isinstance(observation_space, Dict) else None
+    if not isinstance(action_space, MultiDiscrete) or not isinstance(mask, Box):
+        return observation_space, action_space, None
+    assert isinstance(observation_space, Dict)
+    if mask.shape == action_space.nvec:
+        flat = Box(0, 1, (math.prod(mask.shape),), mask.dtype)
+        return Dict({**observation_space.spaces, MASK: flat}), Discrete(flat.shape[0]), action_space.nvec
+    # MultiCVRP declares one more action for each vehicle than there are places to go to.
+    rows, places = len(action_space.nvec), mask.shape[-1]
+    if mask.shape == (rows, places) and places < min(action_space.nvec):
+        return observation_space, MultiDiscrete((places,) * rows), None
+    return observation_space, action_space, None
+
+
 def _observation_space(spec: Any, name: str = "") -> Space:
     """Build the space of the observations that `_observation` returns."""
     specs = _specs()
@@ -204,6 +234,8 @@ def _observation(space: Space, obs: Any) -> PyTree:
     if isinstance(space, Dict):
         return {key: _observation(part, getattr(obs, key)) for key, part in space.spaces.items()}
     obs = jnp.asarray(obs)
+    if obs.ndim > 1 and obs.size == math.prod(space.shape):  # a mask of combinations is flattened
+        return obs.reshape(space.shape).astype(space.dtype)
     if obs.shape != space.shape:
         return jax.nn.one_hot(obs, space.shape[0], dtype=space.dtype)
     return obs.astype(space.dtype)

@@ -26,6 +26,7 @@ class PopulationProgress:
         enabled: if false, print nothing, not even messages.
         labels: the name of each member.
         title: what is trained, in front of the progress.
+        share: of the budgets of all members, the share that is expected to be used.
         console: where to print, as for `Display`.
     """
 
@@ -35,9 +36,10 @@ class PopulationProgress:
         enabled: bool = True,
         labels: Sequence[str] = (),
         title: str = "",
+        share: float = 1.0,
         console: Console | None = None,
     ) -> None:
-        self._total = total_steps * max(len(labels), 1)
+        self._total = round(share * total_steps * max(len(labels), 1))
         self._labels, self._title = labels, title
         self._display = Display(self._render, enabled, console)
         self._share, self._pace, self._spread = 0.0, "", ""

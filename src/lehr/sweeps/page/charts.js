@@ -27,7 +27,7 @@ function drawReturns() {
     "the score.";
   section.querySelector(".caption").textContent = `${inColour}: the mean over seeds, and the range from the lowest to ` +
     `the highest seed. ${faint.length > 0 ? behind : ""} Episodes of training, with exploration; the curve of a run ` +
-    "that failed ends there.";
+    "that failed or was stopped ends there.";
   return draw(section.querySelector(".chart"), traces, {
     xaxis: { title: axisTitle("env steps"), tickformat: "~s", rangemode: "tozero" },
     yaxis: { title: axisTitle("episode return") }, ...legendAbove(),
@@ -50,7 +50,7 @@ function drawImportance() {
   element.hidden = data.importance === null;
   if (section.hidden) return;
   if (element.hidden) {
-    caption.textContent = "There are too few configurations to tell the parameters' importance.";
+    caption.textContent = "There are too few configurations with a score to tell the parameters' importance.";
     return;
   }
   const { names, drops, deviations, r_squared: fit } = data.importance;
@@ -84,7 +84,7 @@ function drawProfile() {
     }];
   });
   section.querySelector(".caption").textContent = "The share of runs that score above each value, with its 95% " +
-    "interval. Runs that failed are above none. A line that is higher everywhere is better, whatever counts as good.";
+    "interval. Runs that failed or were stopped are above none. A line that is higher everywhere is better, whatever counts as good.";
   return draw(section.querySelector(".chart"), traces, {
     xaxis: { title: axisTitle("score") },
     yaxis: { title: axisTitle("share of runs above"), tickformat: ".0%", range: [-0.02, 1.04] }, ...legendAbove(),

@@ -53,7 +53,7 @@ async function drawCoordinates(choose) {
   await draw(element, [{
     type: "parcoords", dimensions,
     line: {
-      color: order.map((c) => scores[c]), colorscale: colorscale(), cmin: lowest,
+      color: order.map((c) => scores[c] ?? lowest), colorscale: colorscale(), cmin: lowest,
       cmax: highest > lowest ? highest : lowest + 1,
     },
     unselected: { line: { color: colour("line"), opacity: 0.25 } },

@@ -12,6 +12,9 @@ const columns = [
   { name: "fresh failed", value: (c) => c.fresh_failed, down: true, when: (c) => c.fresh_failed },
   { name: "failed", value: (c) => c.failed, down: true, when: (c) => c.failed },
   { name: "frozen", value: (c) => c.frozen, down: true, when: (c) => c.frozen },
+  { name: "stopped", value: (c) => c.stopped, down: true, when: (c) => c.stopped },
+  { name: "env steps", value: (c) => c.env_steps, down: true, when: (c) => c.env_steps !== null },
+  { name: "last rung's score", value: (c) => c.rung_score, down: true, when: (c) => c.rung_score !== null },
   ...parameters.map((parameter, p) => ({ name: parameter.name, value: (c) => c.values[p] })),
   { name: "settings", value: (c) => c.settings },
 ].filter((column) => !column.when || configurations.some(column.when));

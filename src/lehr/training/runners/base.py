@@ -37,8 +37,14 @@ class Runner(Protocol):
 
 def is_unmeasured(state: TrainState) -> bool:
     """Whether a run, or a population, normalises observations but has seen none yet: they would pass as they are."""
-    statistics = state.observation_statistics
-    if not isinstance(statistics, RunningStatistics) or int(state.updates.max()) or float(statistics.samples.max()):
+    if not normalises(state) or int(state.updates.max()):
+        return False
+    return not float(state.observation_statistics.samples.max())
+
+
+def normalises(state: TrainState) -> bool:
+    """Whether a run, or a population, has statistics of its observations."""
+    if not isinstance(state.observation_statistics, RunningStatistics):
         return False
     return any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(state.actor.obs))
 

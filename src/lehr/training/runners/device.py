@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from lehr import kernels
-from lehr.training.iteration import iteration
+from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
-from lehr.training.runners.base import MOST_UPDATES, is_unmeasured
+from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
 from lehr.types import NOTHING, Metrics, PyTree, TrainState
 
 
@@ -49,6 +49,11 @@ def measured_first(update: Callable[[TrainState], TrainState], state: TrainState
     after = update(_with_memories(jax.tree.map(lambda x: x.copy(), _with_memories(state, NOTHING, NOTHING)), *kept))
     same = state._replace(observation_statistics=after.observation_statistics)
     return _with_memories(same, after.learner.memory, after.reward_model.memory)
+
+
+def measured_inside(program: Program, state: TrainState) -> TrainState:
+    """Return the same as `measured_first` for a run before its first update, as a part of a compiled program."""
+    return measured(state, next_rollout(program, state)) if normalises(state) else state
 
 
 def _with_memories(state: TrainState, learner: PyTree, reward_model: PyTree) -> TrainState:

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.report.loggers.thinning import is_latest, is_per_episode, is_sum
+from lehr.schedules.bundle import Coefficients
+from lehr.training.course import Course
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
 from lehr.training.runners.device import measured_first, metric_names, traced_once
-from lehr.types import Metrics, PyTree, TrainState, memory_size
+from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
 
 MOST_BYTES = 64 << 20
 """Maximum size of the metrics of a chunk, which stay on the device until it ends."""
@@ -25,13 +27,10 @@ class PopulationState(NamedTuple):
 
     members: TrainState
     """The states of the members, each leaf with a leading member axis `[P, ...]`."""
+    updates: jax.Array
+    """uint32 `[]`: updates so far. A member that began later has made fewer."""
     evolution: PyTree = ()
     """State of what changes members while they train; `()` if nothing does."""
-
-    @property
-    def updates(self) -> jax.Array:
-        """uint32 `[]`: updates so far, the same for all members."""
-        return self.members.updates[0]
 
     @property
     def size(self) -> int:
@@ -49,6 +48,15 @@ class PopulationState(NamedTuple):
         return self._replace(members=whole._replace(coefficients=self.members.coefficients))
 
 
+class Candidates(NamedTuple):
+    """The runs that a population trains: one for each of its places, or more, if some of them wait."""
+
+    coefficients: Coefficients
+    """Bound coefficients, each leaf `[N, ...]`."""
+    keys: Key
+    """`[N]`: the random seeds as keys."""
+
+
 class Evolution(Protocol):
     """Changes members while they train: a static, hashable value, whose methods are part of the compiled program."""
 
@@ -59,8 +67,14 @@ class Evolution(Protocol):
     def interval(self) -> int:
         """It changes members only after updates whose number is a multiple of this."""
 
-    def init(self, members: TrainState) -> PyTree:
-        """Return its state before the first update."""
+    def init(self, members: TrainState, candidates: Candidates) -> PyTree:
+        """Return its state before the first update; the members are the first of the candidates."""
+
+    def course(self, candidates: int, places: int) -> Course:
+        """Return when a population with so many candidates and places ends."""
+
+    def before(self, state: PopulationState) -> PopulationState:
+        """Return the population that makes the next update."""
 
     def __call__(self, state: PopulationState, metrics: Metrics) -> tuple[PopulationState, Metrics]:
         """Return the population after an update with these metrics, `[P]` each, and metrics of what changed, `[P]`."""
@@ -102,8 +116,8 @@ class PopulationRunner:
         """Return the state, with statistics of the observations of a first rollout if the runs normalise them."""
 
         def update(members: TrainState) -> TrainState:
-            evolution = jax.tree.map(lambda x: x.copy(), state.evolution)
-            return self._compiled(PopulationState(members, evolution), jnp.int32(1))[0].members
+            updates, evolution = jax.tree.map(lambda x: x.copy(), (state.updates, state.evolution))
+            return self._compiled(PopulationState(members, updates, evolution), jnp.int32(1))[0].members
 
         return state._replace(members=measured_first(update, state.members))
 
@@ -158,8 +172,10 @@ def population_chunk(
 
     def update(index: jax.Array, carried: tuple[PopulationState, jax.Array, jax.Array]) -> tuple:
         state, totals, weights = carried
+        if evolution is not None:
+            state = evolution.before(state)
         members, metrics = update_all(state.members)
-        state = state._replace(members=members)
+        state = state._replace(members=members, updates=state.updates + 1)
         if evolution is not None:
             state, changes = evolution(state, metrics)
             metrics |= changes

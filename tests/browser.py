@@ -54,8 +54,11 @@ class Browser:
         os.close(self._commands)
         os.close(self._answers)
 
-    def open(self, path, theme="light"):
-        """Open a file in a new page instead of the last one, and wait until its charts are drawn."""
+    def open(self, place, theme="light", ready="document.documentElement?.dataset.ready !== undefined"):
+        """Open a file or an address in a new page instead of the last one, and wait until it is ready.
+
+        By default that is when a report has drawn its charts.
+        """
         if self._target:
             self.call("Target.closeTarget", targetId=self._target)
         self._target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -64,8 +67,14 @@ class Browser:
         for domain in ("Runtime", "Log", "Network", "Page"):
             self.call(f"{domain}.enable")
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-        self.call("Page.navigate", url=path.resolve().as_uri())
-        self.wait_for("document.documentElement?.dataset.ready !== undefined")
+        self.call("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
+        self.wait_for(ready)
+
+    def resize(self, width, height):
+        """Give the page another size, in pixels."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def wait_for(self, expression):
         """Wait until an expression is true."""

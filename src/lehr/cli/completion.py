@@ -1,0 +1,258 @@
+"""`lehr completion`: a script that completes commands, options and their values in bash, zsh or fish.
+
+The script contains all of them, read from the parsers when it is written. Completing runs no Python, so it is instant.
+"""
+
+import argparse
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from lehr import algorithms, envs, rewards
+from lehr.cli import COMMANDS, make_parsers
+from lehr.config.build import presets_of
+from lehr.errors import InputError, closest
+from lehr.training.plan import settings_classes
+
+_PLACES = ("FILE", "DIR", "RUN", "SWEEP")
+"""What the help calls a value that is a file or a directory."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Add the shell."""
+    parser.usage = f"lehr completion {{{','.join(SHELLS)}}}"
+    parser.epilog = (
+        "For bash, add 'source <(lehr completion bash)' to ~/.bashrc; for zsh, 'source <(lehr completion zsh)' to "
+        "~/.zshrc, after compinit; for fish, run 'lehr completion fish > ~/.config/fish/completions/lehr.fish'."
+    )
+    parser.add_argument("shell", metavar="SHELL", help=f"one of: {', '.join(SHELLS)}")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the script."""
+    if arguments.shell not in SHELLS:
+        raise InputError(f"There is no completion for {arguments.shell!r}; {closest(arguments.shell, SHELLS)}")
+    print(SHELLS[arguments.shell](contexts()), end="")
+
+
+class Option(NamedTuple):
+    """A flag, what it does, and what may follow it."""
+
+    flag: str
+    help: str
+    values: tuple[str, ...] | None
+    """Values to offer: empty for files, or for a text of the user's own; None if the flag takes no value."""
+    is_place: bool
+    """Whether the value is a file or a directory."""
+
+
+class Context(NamedTuple):
+    """What can follow certain first words, such as `train ppo`."""
+
+    words: str
+    options: tuple[Option, ...]
+    arguments: dict[str, str]
+    """Words to offer, with what each means; if there are none, files."""
+
+
+def contexts() -> list[Context]:
+    """Return what can follow `lehr`, each command, and `train` with each algorithm."""
+    commands = {name: command.summary for name, command in COMMANDS.items()}
+    found = [Context("", _options(make_parsers([])[0][""], {}), commands)]
+    choices = _arguments()
+    for name in COMMANDS:
+        parser = make_parsers([name, "--help"])[0][name]
+        found.append(Context(name, _options(parser, _values()), choices.get(name, {})))
+    for name in choices["train"]:
+        presets = presets_of(settings_classes(name, {}))
+        parser = make_parsers(["train", name])[0]["train"]
+        found.append(Context(f"train {name}", _options(parser, {**_values(), "--preset": tuple(presets)}), {}))
+    return found
+
+
+def _arguments() -> dict[str, dict[str, str]]:
+    from lehr.cli.lists import LISTS, summary_of
+
+    return {
+        "train": {name: summary_of(algorithms.find(name)) for name in algorithms.names()},
+        "list": {name: listing.summary for name, listing in LISTS.items()},
+        "completion": {name: f"completion for {name}" for name in SHELLS},
+    }
+
+
+def _values() -> dict[str, tuple[str, ...]]:
+    return {"--env": tuple(envs.names()), "--reward-model": tuple(rewards.BUILT_IN), "--on": ("ray",)}
+
+
+def _options(parser: argparse.ArgumentParser, values: dict[str, tuple[str, ...]]) -> tuple[Option, ...]:
+    formatter, found = parser._get_formatter(), []
+    for action in parser._actions:
+        if not action.option_strings or action.help == argparse.SUPPRESS:
+            continue
+        metavar = action.metavar if isinstance(action.metavar, str) else ""
+        known = tuple(metavar[1:-1].split(",")) if metavar.startswith("{") else ()
+        for flag in action.option_strings:
+            offered = None if action.nargs == 0 else values.get(flag, known)
+            if flag.startswith("--"):
+                found.append(Option(flag, formatter._expand_help(action), offered, metavar in _PLACES))
+    return tuple(found)
+
+
+# One writer for each shell -----------------------------------------------------------------------------------------
+
+_BASH = """\
+# Completion of lehr for bash.
+_lehr() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD - 1]}}"
+    local context="" flags="" words="" each
+    for each in "${{COMP_WORDS[@]:1:COMP_CWORD - 1}}"; do
+        case "$context|$each" in
+            *"|-"*) ;;
+{contexts}
+        esac
+    done
+    case "$context" in
+{flags}
+    esac
+    case "$context $previous" in
+{values}
+        *)
+            [[ "$word" == -* ]] && words="$flags" ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _lehr lehr
+"""
+
+_ZSH = """\
+#compdef lehr
+# Completion of lehr for zsh.
+_lehr() {{
+    local word="$words[CURRENT]" previous="$words[CURRENT-1]" context="" each
+    local -a flags offered
+    for each in "${{(@)words[2,CURRENT-1]}}"; do
+        case "$context|$each" in
+            (*"|-"*) ;;
+{contexts}
+        esac
+    done
+    case "$context" in
+{flags}
+    esac
+    case "$context $previous" in
+{values}
+        (*)
+            if [[ "$word" == -* ]]; then _describe option flags; return; fi ;;
+    esac
+    if (( $#offered )); then _describe value offered; else _files; fi
+}}
+if [[ "$funcstack[1]" == _lehr ]]; then _lehr "$@"; else compdef _lehr lehr; fi
+"""
+
+_FISH = """\
+# Completion of lehr for fish.
+function __lehr_in --description 'Whether the words so far are those of a context'
+    set -l context ''
+    for each in (commandline -opc)[2..]
+        switch "$context|$each"
+            case '*|-*'
+{contexts}
+        end
+    end
+    test "$context" = "$argv[1]"
+end
+complete -c lehr -f
+{lines}
+"""
+
+
+def _transitions(found: Iterable[Context], write: Callable[[str, str], str]) -> str:
+    """A line for each context that says from which other context its last word leads to it."""
+    pairs = [(context.words.rpartition(" ")[0], context.words) for context in found if context.words]
+    return "\n".join(write(f"{before}|{words.rpartition(' ')[2]}", words) for before, words in pairs)
+
+
+def bash(found: Sequence[Context]) -> str:
+    """Return the script for bash."""
+    flags, values = [], []
+    for context in found:
+        listed, words = " ".join(option.flag for option in context.options), " ".join(context.arguments)
+        flags.append(
+            f"        {shlex.quote(context.words)}) flags={shlex.quote(listed)}; words={shlex.quote(words)} ;;"
+        )
+        for option in context.options:
+            if option.values is not None:
+                action = "" if option.is_place or option.values else "; compopt +o default 2>/dev/null"
+                offered = shlex.quote(" ".join(option.values))
+                values.append(f"        {shlex.quote(f'{context.words} {option.flag}')}) words={offered}{action} ;;")
+    return _BASH.format(
+        contexts=_transitions(
+            found, lambda case, words: f"            {shlex.quote(case)}) context={shlex.quote(words)} ;;"
+        ),
+        flags="\n".join(flags),
+        values="\n".join(values),
+    )
+
+
+def zsh(found: Sequence[Context]) -> str:
+    """Return the script for zsh."""
+
+    def described(pairs: Iterable[tuple[str, str]]) -> str:
+        return " ".join(shlex.quote(f"{word}:{_first_sentence(text)}") for word, text in pairs)
+
+    flags, values = [], []
+    for context in found:
+        options = described((option.flag, option.help) for option in context.options)
+        words = described(context.arguments.items())
+        flags.append(f"        ({shlex.quote(context.words)}) flags=({options}); offered=({words}) ;;")
+        for option in context.options:
+            if option.values is not None:
+                offered = " ".join(map(shlex.quote, option.values))
+                action = "" if option.is_place or option.values else "; _message value; return"
+                values.append(
+                    f"        ({shlex.quote(f'{context.words} {option.flag}')}) offered=({offered}){action} ;;"
+                )
+    return _ZSH.format(
+        contexts=_transitions(
+            found, lambda case, words: f"            ({shlex.quote(case)}) context={shlex.quote(words)} ;;"
+        ),
+        flags="\n".join(flags),
+        values="\n".join(values),
+    )
+
+
+def fish(found: Sequence[Context]) -> str:
+    """Return the script for fish."""
+    lines = []
+    for context in found:
+        start = f"complete -c lehr -n {_fish_quoted(f'__lehr_in {_fish_quoted(context.words)}')}"
+        lines += [
+            f"{start} -a {_fish_quoted(word)} -d {_fish_quoted(_first_sentence(text))}"
+            for word, text in context.arguments.items()
+        ]
+        if context.words and not context.arguments:
+            lines.append(f"{start} -F")
+        for option in context.options:
+            line = f"{start} -l {option.flag.removeprefix('--')} -d {_fish_quoted(_first_sentence(option.help))}"
+            if option.values is not None:
+                line += " -r -F" if option.is_place else f" -x -a {_fish_quoted(' '.join(option.values))}"
+            lines.append(line)
+    transitions = _transitions(
+        found,
+        lambda case, words: f"            case {_fish_quoted(case)}\n                set context {_fish_quoted(words)}",
+    )
+    return _FISH.format(contexts=transitions, lines="\n".join(lines))
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition(". ")[0].partition(" (default")[0].removesuffix(".")
+
+
+def _fish_quoted(text: str) -> str:
+    """In fish, a quote and a backslash inside single quotes have a backslash before them."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+SHELLS: dict[str, Callable[[Sequence[Context]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}
+"""The shells, with what writes the script of each."""

@@ -1,0 +1,60 @@
+"""`lehr completion`: each shell completes from the script, without starting Python."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from lehr import algorithms, envs
+from lehr.algorithms.ppo import Config
+from lehr.cli import COMMANDS, main
+from lehr.cli.lists import LISTS
+
+ASK = {  # how to ask each shell, with FILE for the script and WORDS for what was typed
+    "bash": ["-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _lehr; printf "%s\\n" "${COMPREPLY[@]}"'],
+    # zsh completes only at a terminal: here its helpers print what they would offer, of which it takes what fits.
+    "zsh": [
+        "-fc",
+        "compdef() { }; _files() { }; _message() { }; _describe() { print -l -- ${(P)2} }; source $0;"
+        "words=($@); CURRENT=$#; [[ -z $@[-1] ]] && words+=(''); _lehr | sed 's/:.*//' | grep -- \"^$@[-1]\"",
+    ],
+    "fish": ["--no-config", "-c", 'source $argv[1]; complete -C (string join -- " " $argv[2..])'],
+}
+
+
+@pytest.fixture(scope="module", params=ASK)
+def complete(request, tmp_path_factory):
+    """Complete the last of some words in a shell that cannot start any other program of ours."""
+    shell = shutil.which(request.param)
+    if shell is None:
+        pytest.skip(f"needs {request.param}")
+    script = tmp_path_factory.mktemp("completion") / "script"
+    with script.open("w") as file, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.stdout", file)
+        assert main(["completion", request.param]) == 0
+
+    def ask(*words):
+        command = [shell, *ASK[request.param], str(script), "lehr", *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": str(script.parent)}
+        )
+        assert done.stderr == ""
+        return sorted(line.partition("\t")[0] for line in done.stdout.splitlines() if line)
+
+    return ask
+
+
+def test_commands_options_and_values(complete):
+    assert complete("") == sorted(COMMANDS)
+    assert complete("train", "") == sorted(algorithms.names())
+    assert complete("list", "") == sorted(LISTS)
+    assert complete("--debug", "sweep", "--dry") == ["--dry-run"]
+    assert complete("train", "ppo", "--env", "Cart") == sorted(name for name in envs.names() if name.startswith("Cart"))
+    assert complete("train", "ppo", "--preset", "") == sorted(Config.PRESETS)
+    assert complete("train", "dreamer", "--train-r") == ["--train-ratio"]
+    assert complete("train", "ppo", "--train-r") == [], "a setting of another algorithm"
+
+
+def test_a_shell_that_is_not_known(capsys):
+    assert main(["completion", "bsh"]) == 2
+    assert "There is no completion for 'bsh'; did you mean 'bash'?" in capsys.readouterr().err
