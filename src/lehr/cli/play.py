@@ -97,7 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def check_drawable(arguments: argparse.Namespace, suffix: str | None) -> None:
     """Refuse what cannot be shown, before the policy is loaded and anything is compiled."""
-    film.check_environment(*load_environment(arguments), suffix)
+    if (found := load_environment(arguments)) is not None:
+        film.check_environment(*found, suffix)
 
 
 def imagined(policy: Policy, played: Episode, seen: int) -> list[np.ndarray]:
