@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.acting.rollout import RunningEpisodes, collect, follow_episodes, initial_actor, waiting
+from lehr.acting.rollout import RunningEpisodes, collect, follow_episodes, initial_actor, mean_reward, waiting
 from lehr.algorithms import ppo
 from lehr.envs import AutoReset, Environment, TimeLimit
 from lehr.envs.base import NEVER
@@ -338,3 +339,10 @@ def test_final_observations_are_kept_for_whom_needs_them(torso):
     without = jax.jit(partial(collect, ENV, agent, needs=frozenset()), static_argnums=3)(*arguments).rollout
     if torso == "mlp":
         assert without.value == without.next_value == ()
+
+
+def test_the_mean_reward_is_over_the_steps_that_count():
+    rollout = SimpleNamespace(reward=jnp.array([[1.0, 2.0], [30.0, 3.0]]), valid=())
+    assert mean_reward(rollout) == 9.0
+    rollout.valid = jnp.array([[True, True], [False, True]])
+    assert mean_reward(rollout) == 2.0

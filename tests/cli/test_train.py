@@ -512,14 +512,20 @@ def test_play_films_the_first_episode_that_is_evaluated(trained, tmp_path):
         assert 1 < film.n_frames <= length + 1  # equal frames in a row are one
 
 
-def test_play_cuts_a_long_episode_and_keeps_the_film_with_the_run(copied):
+def test_play_cuts_a_long_episode_and_keeps_the_film_with_the_run(copied, monkeypatch):
     code, out, err = call("play", copied, "--max-steps", "4")
     assert code == 0, err
     assert out == f"Saved an episode of 4 steps with return 4 to {copied / 'play.gif'}.\n"
     with Image.open(copied / "play.gif") as film:
         assert film.n_frames == 5
+    monkeypatch.setattr("lehr.cli.play.load_run", None)  # what cannot be shown is refused before a policy is loaded
+    assert mistake("play", copied, "--out", copied / "play.html") == (
+        "CartPole-v1 cannot be shown as a page, which is for Brax and Playground; give a .gif or .mp4 file."
+    )
+    assert "must end in .gif, .mp4 or .html" in mistake("play", copied, "--out", copied / "play.avi")
     assert mistake("play", copied, "--max-steps", "0") == "--max-steps is 0; it must be 1 or more."
     assert mistake("play", copied, "--imagine", "0") == "--imagine is 0; it must be 1 or more."
+    monkeypatch.undo()
     assert mistake("play", copied, "--imagine", "3") == (
         "The algorithm of this run has no model of the environment, so it imagines nothing; leave out --imagine, or "
         "play a run of dreamer."

@@ -299,6 +299,15 @@ def test_two_runs_of_one_seed_are_the_same_and_of_two_seeds_are_not(train):
     assert rows_of(one.run_dir)[0]["loss/total"] != rows_of(other.run_dir)[0]["loss/total"]
 
 
+def test_the_project_of_wandb_is_a_setting(train, monkeypatch):
+    def named(directory, config, project):
+        raise lehr.InputError(f"the project is {project}")
+
+    monkeypatch.setattr("lehr.training.run_record.WeightsAndBiases", named)
+    with pytest.raises(lehr.InputError, match="the project is mine"):
+        train(wandb=True, wandb_project="mine")
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -3,8 +3,10 @@
 import argparse
 
 import lehr
+from lehr import plugins
 from lehr.cli import add_trust, find_own_code
 from lehr.envs import AnyEnvironment, make
+from lehr.envs.registry import full_name
 from lehr.errors import InputError
 from lehr.training import settings_file
 from lehr.training.api import Result, check_trust
@@ -25,15 +27,18 @@ def load_run(arguments: argparse.Namespace) -> Result:
     return lehr.load(arguments.run_name, arguments.env, trust=arguments.trust)
 
 
-def load_environment(arguments: argparse.Namespace) -> tuple[AnyEnvironment, str]:
-    """The environment that `load_run` would load, with its name, and nothing else of the run."""
+def load_environment(arguments: argparse.Namespace) -> tuple[AnyEnvironment, str] | None:
+    """The environment that `load_run` would load, and its name; `None` if the run cannot name it."""
     if arguments.trust or arguments.env:
         find_own_code()
     directory = RunDirectory.open(arguments.run_name)
     saved = settings_file.read(directory).values
     check_trust(saved, f"The run '{directory.path}'", arguments.trust, arguments.env)
     name = arguments.env or str(saved["env"])
-    return make(name, **(saved["env_parameters"] if name == saved["env"] else {})), name
+    if plugins.is_placeholder(name):
+        return None
+    is_own = full_name(name) == saved["env"] or plugins.is_placeholder(saved["env"])
+    return make(name, **(saved["env_parameters"] if is_own else {})), name
 
 
 def add_episodes(parser: argparse.ArgumentParser, default: int) -> None:

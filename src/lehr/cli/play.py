@@ -18,6 +18,7 @@ from lehr.envs import Environment, HostEnvironment
 from lehr.envs.host.base import ask, own
 from lehr.errors import InputError
 from lehr.report import film, render
+from lehr.report.loggers.display import waiting
 from lehr.types import Key, PyTree
 
 
@@ -73,20 +74,22 @@ def run(arguments: argparse.Namespace) -> None:
         film.check_file(wanted)
     if not arguments.imagine:
         check_drawable(arguments, None if wanted is None else wanted.suffix)
-    result = load_run(arguments)
-    options = result.policy, arguments.seed, arguments.max_steps
-    if isinstance(result.env, HostEnvironment):
-        path = wanted or result.run_dir / "play.gif"
-        played = host_episode(result.env, *options)
-    else:
-        path = wanted or result.run_dir / f"play{(*film.formats(result.env), '.gif')[0]}"
-        played = episode(result.env, *options)
-    if arguments.imagine:
-        film.save_frames(imagined(result.policy, played, arguments.imagine), path, fps=10)
-    elif isinstance(result.env, HostEnvironment):
-        film.save_frames(played.states, path)
-    else:
-        film.save(result.env, played.states, [_first_agent(obs) for obs in played.observations], path)
+    with waiting(f"loading {arguments.run_name}"):
+        result = load_run(arguments)
+    suffix = ".gif" if isinstance(result.env, HostEnvironment) else (*film.formats(result.env), ".gif")[0]
+    path, options = wanted or result.run_dir / f"play{suffix}", (result.policy, arguments.seed, arguments.max_steps)
+    with waiting(f"playing {result.config['env']}"):
+        if isinstance(result.env, HostEnvironment):
+            played = host_episode(result.env, *options)
+        else:
+            played = episode(result.env, *options)
+    with waiting(f"drawing {len(played.states)} frames"):
+        if arguments.imagine:
+            film.save_frames(imagined(result.policy, played, arguments.imagine), path, fps=10)
+        elif isinstance(result.env, HostEnvironment):
+            film.save_frames(played.states, path)
+        else:
+            film.save(result.env, played.states, [_first_agent(obs) for obs in played.observations], path)
     console = output.console()
     words = f"Saved an episode of {len(played.carries)} steps with return {played.total:g} to {path}."
     console.print(output.show(console, words), soft_wrap=True)
@@ -94,7 +97,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def check_drawable(arguments: argparse.Namespace, suffix: str | None) -> None:
     """Refuse what cannot be shown, before the policy is loaded and anything is compiled."""
-    film.check_environment(*load_environment(arguments), suffix)
+    if (found := load_environment(arguments)) is not None:
+        film.check_environment(*found, suffix)
 
 
 def imagined(policy: Policy, played: Episode, seen: int) -> list[np.ndarray]:

@@ -16,6 +16,7 @@ from lehr.acting.actors.links import ray_cluster
 from lehr.envs import AnyEnvironment
 from lehr.envs.naming import adopt
 from lehr.errors import InputError, quoted
+from lehr.report.loggers.display import waiting
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.cluster import RayDevices
 from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition, check_trust
@@ -107,7 +108,8 @@ def sweep(
     if env is not None:
         read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
-    sampler = checked_sampler(read, made)
+    with waiting("preparing the members", progress):
+        sampler = checked_sampler(read, made)
     name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
     path = Path(out) if out is not None else unused_path(name, ROOT)
     with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:

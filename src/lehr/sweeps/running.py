@@ -12,6 +12,7 @@ import jax
 
 from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
+from lehr.report.loggers.display import waiting
 from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Configuration, Definition
@@ -20,7 +21,7 @@ from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
-from lehr.training.population import Configured, make_population, refuse_host
+from lehr.training.population import Configured, Population, make_population, refuse_host
 from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import Evolution, TooLarge
 
@@ -110,21 +111,9 @@ class WaveTrainer:
             report: called after every chunk with the env steps of all members so far, and with the latest metrics; if
                 it returns `True`, the wave stops.
         """
-        settings = [self._settings(member) for member in wave.members]
-        settings += [settings[-1]] * (wave.size - len(settings))  # so that all waves of a group have the same shapes
-        group = self.group(wave.members[0])
-        if group not in self._bases:
-            self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
         labels = [member.label for member in wave.members]
-        evolution = None if wave.members[0].fresh else self.make_evolution
-        parsed = [self._parsed(member) for member in wave.members]
-        parsed += [parsed[-1]] * (wave.size - len(parsed))
-        population = make_population(
-            *(self.algorithm, settings, labels, self.env, evolution),
-            base=self._bases[group],
-            parsed=parsed,
-            places=wave.size,
-        )
+        with waiting(f"{title}preparing {len(labels)} members", self.progress):
+            population = self._population(wave, labels)
         path.mkdir(parents=True, exist_ok=True)
         with RunDirectory(path) as directory:
             progress = partial(PopulationProgress, labels=labels, title=title, share=population.expected_share)
@@ -132,6 +121,23 @@ class WaveTrainer:
             loop.run()
         reason = None if loop.is_over else loop.verdict.stop_reason or "stopped"
         return Trained(reason, loop.compile_seconds)
+
+    def _population(self, wave: Wave, labels: Sequence[str]) -> Population:
+        """Assemble the members of a wave."""
+        settings = [self._settings(member) for member in wave.members]
+        settings += [settings[-1]] * (wave.size - len(settings))  # so that all waves of a group have the same shapes
+        group = self.group(wave.members[0])
+        if group not in self._bases:
+            self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
+        evolution = None if wave.members[0].fresh else self.make_evolution
+        parsed = [self._parsed(member) for member in wave.members]
+        parsed += [parsed[-1]] * (wave.size - len(parsed))
+        return make_population(
+            *(self.algorithm, settings, labels, self.env, evolution),
+            base=self._bases[group],
+            parsed=parsed,
+            places=wave.size,
+        )
 
     def _settings(self, member: Member) -> dict[str, Any]:
         return {"tensorboard": False} | member.settings | {"seed": member.seed, "progress": self.progress}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from lehr import algorithms
+from lehr import algorithms, config
 from lehr.envs import AnyEnvironment, HostEnvironment, make
 from lehr.errors import InputError, quoted
 from lehr.sweeps.api import SweepResult, sweep
@@ -60,7 +60,8 @@ def train(
 
     Args:
         algorithm: its name, `module:Name`, or your own class; see `lehr.algorithms.base`.
-        env: an environment or its name; CartPole-v1 by default.
+        env: the environment: a name, an object of Lehr or another suite (a `gymnasium.Env` or `VectorEnv`, for
+            example), or a class or function that creates one; CartPole-v1 by default.
         seeds: a number of seeds, or a list of them, to train at once as one program, for compiled environments only.
             The result is then a `SweepResult`: see docs/runs.md. By default one agent is trained, with the setting
             `seed`.
@@ -85,13 +86,17 @@ def train_seeds(
     algorithm: Any, env: Any, seeds: int | Sequence[int], path: str | Path | None, settings: dict[str, Any]
 ) -> SweepResult:
     """Train one configuration with several seeds at once; the arguments are those of `train`."""
+    settings = config.merge([RunConfig], {}, settings)
     count = seeds if isinstance(seeds, int) else len(seeds)
     if isinstance(seeds, bool) or count < 2:
         raise InputError(f"seeds is {quoted(seeds)}; give 2 or more, or a list of them; for one agent, give seed.")
     if "seed" in settings:
         raise InputError(f"seed is {quoted(settings['seed'])}, but seeds is {seeds}; drop one of them.")
-    name = str(settings.get("env", RunConfig.env)) if env is None else env
-    _refuse_host(name, dict(settings.get("env_parameters") or {}))
+    name = settings.get("env", RunConfig.env) if env is None else env
+    run = config.build([RunConfig], {key: settings[key] for key in ("env_parameters", "progress") if key in settings})[
+        0
+    ]
+    _refuse_host(name, run.env_parameters)
     shown = name if isinstance(name, str) else type(name).__name__
     return sweep(
         {
@@ -101,7 +106,7 @@ def train_seeds(
         },
         out=path or unused_path(f"{algorithms.name_of(algorithm)}-{shown}-seeds", ROOT),
         env=name,
-        progress=settings.get("progress", True) is not False,
+        progress=run.progress,
     )
 
 

@@ -300,7 +300,9 @@ class Loop:
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
 
     def _evaluate(self) -> dict[str, Any]:
-        return self.record.evaluate(self.state, self.done)
+        episodes = self.plan.run.evaluate_episodes
+        with self.progress.waiting(f"evaluating {episodes} episodes", plain=False):
+            return self.record.evaluate(self.state, self.done)
 
     def save(self) -> None:
         """Sync the metrics and save a checkpoint of the current state, unless it is saved already."""

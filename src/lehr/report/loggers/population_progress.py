@@ -69,11 +69,11 @@ class PopulationProgress:
         self._spread = spread("returns" if known is self._returns else "rewards per step", known)
         self._display.update(f"{self._pace}  {self._spread}")
 
-    def waiting(self, what: str, last: float | None = None) -> AbstractContextManager[None]:
+    def waiting(self, what: str, last: float | None = None, plain: bool = True) -> AbstractContextManager[None]:
         """Show what is waited for, as `Display.waiting` does."""
         members = len(self._labels)
         what = f"{self._title}{what}" + (f", {members} members at once" if members > 1 else "")
-        return self._display.waiting(what, last)
+        return self._display.waiting(what, last, plain)
 
     def message(self, text: str) -> None:
         """Print a line above the display."""

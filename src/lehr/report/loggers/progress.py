@@ -82,9 +82,9 @@ class Progress:
         self._coefficients = {name: f"{found[name]:.3g}" for name in changed}
         self._display.update(_GAP.join([*self._parts, *self._named(short=False)]).strip())
 
-    def waiting(self, what: str, last: float | None = None) -> AbstractContextManager[None]:
+    def waiting(self, what: str, last: float | None = None, plain: bool = True) -> AbstractContextManager[None]:
         """Show what is waited for, as `Display.waiting` does."""
-        return self._display.waiting(what, last)
+        return self._display.waiting(what, last, plain)
 
     def message(self, text: str) -> None:
         """Print a line above the bar."""
