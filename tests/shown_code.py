@@ -11,8 +11,9 @@ from pathlib import Path
 import yaml
 
 import lehr
-from lehr import algorithms
+from lehr import algorithms, config
 from lehr.cli import main
+from lehr.training.plan import RunConfig
 
 SMALL = {
     "num_envs": 4,
@@ -26,6 +27,8 @@ SMALL = {
 }
 SHARE = 500
 """Budgets are divided by this."""
+THEIRS = {"total_timesteps": "total_steps", "n_envs": "num_envs", "n_steps": "horizon", "n_epochs": "epochs"}
+"""Names of another library for what is made smaller here."""
 NOT_RUN = ("pip", "ray")
 """Commands that change the machine; they are read over."""
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.DOTALL | re.MULTILINE)
@@ -36,6 +39,8 @@ def smaller(monkeypatch):
     train, resume = lehr.train, lehr.resume
 
     def small_train(algorithm="ppo", env=None, **given):
+        if given.keys() & THEIRS.keys():
+            given = canonical(algorithm, given)
         known = {field.name for field in fields(algorithms.find(algorithm).Config)}
         fitting = {
             name: value for name, value in SMALL.items() if name in known or name not in ("minibatches", "epochs")
@@ -51,6 +56,16 @@ def smaller(monkeypatch):
 
     monkeypatch.setattr(lehr, "train", small_train)
     monkeypatch.setattr(lehr, "resume", small_resume)
+
+
+def canonical(algorithm, given):
+    """The settings under our names, which must mean the same as theirs."""
+    classes = [RunConfig, *algorithms.settings_of(algorithm)]
+    _, settings, *_ = config.build(classes, given)
+    ours = {THEIRS.get(name, name): value for name, value in given.items() if name != "batch_size"}
+    ours["minibatches"] = given["n_envs"] * given["n_steps"] // given["batch_size"]
+    assert config.build(classes, ours)[1] == settings
+    return ours
 
 
 def steps(text):

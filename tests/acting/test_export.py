@@ -33,6 +33,7 @@ KINDS = {
     "clipped": (VECTOR, BOUNDED, {"state_dependent_std": True, "activation": "gelu", "layer_norm": True}, True),
     "unbounded": (VECTOR, Box(-np.inf, np.inf, (2,)), {"shared": True, "activation": "elu", "hidden_sizes": ()}, False),
     "multi-discrete": (MIXED, MultiDiscrete((2, 4)), {"actor_obs": ("gear", "place", "switch")}, True),
+    "masked": (Dict({"action_mask": Box(0, 1, (2, 4), np.int8), "seen": VECTOR}), MultiDiscrete((2, 4)), {}, True),
     "lstm": (VECTOR, Discrete(3), {"torso": "lstm"}, False),
     "gru": (VECTOR, BOUNDED, {"torso": "gru", "critic_torso": "mlp"}, True),
     "mingru": (VECTOR, Discrete(3), {"torso": "mingru", "shared": True}, False),
@@ -71,6 +72,8 @@ def draw(space, rng):
     match space:
         case Dict():
             return {name: draw(inner, rng) for name, inner in space.spaces.items()}
+        case Box() if space.dtype.kind in "iu":
+            return rng.integers(space.low, space.high, (SIZE, *space.shape), space.dtype, endpoint=True)
         case Box():
             return rng.uniform(space.low, space.high, (SIZE, *space.shape)).astype(space.dtype)
         case Discrete():

@@ -15,6 +15,7 @@ An operation takes values by name and gives one. `add_actor` appends the operati
 | `slice` | entries `begin` to `end` of the last axis |
 | `concatenate` | along the last axis |
 | `broadcast` | the first value in the shape of the second |
+| `forbid` | the first value, but −inf where the second, its mask, is 0; unchanged in rows whose mask is all 0 |
 | `argmax` | index of the largest entry of the last axis, int64 `[N, 1]` |
 | `squeeze` | `[N, 1]` to `[N]` |
 """
@@ -27,6 +28,7 @@ import jax
 import numpy as np
 
 from lehr.errors import InputError
+from lehr.masks import MASK
 from lehr.networks.actor_critic import ActorCriticNetwork
 from lehr.networks.build import Params
 from lehr.networks.heads import LOG_STD_RANGE, CategoricalHead
@@ -34,7 +36,7 @@ from lehr.networks.memory import GRU, LSTM, MinGRU
 from lehr.networks.observations import Leaf, View
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, Activation
 from lehr.networks.trunks import Shared, Torso, Twin
-from lehr.spaces import Box, Discrete, MultiDiscrete
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
 
 
 class Operation(NamedTuple):
@@ -123,7 +125,10 @@ def add_actor(
         features = _add_torso(graph, trunk.actor_torso, given.get("actor_torso", {}), observed)
     head, weights = network.module.policy_head, params["policy_head"]
     if isinstance(head, CategoricalHead):
-        return {"logits": graph.dense(features, weights["logits"])}
+        logits = graph.dense(features, weights["logits"])
+        if network.module.masked_space is not None:
+            logits = _add_mask(graph, network, logits, observed)
+        return {"logits": logits}
     if not head.state_dependent_std:
         mean = graph.dense(features, weights["mean"])
         return {"mean": mean, "log_std": graph.add("broadcast", weights["log_std"], mean)}
@@ -132,6 +137,23 @@ def add_actor(
     low, high = (np.array(bound) for bound in LOG_STD_RANGE)
     log_std = graph.add("add", change, np.array(head.initial_log_std))
     return {"mean": mean, "log_std": graph.add("minimum", graph.add("maximum", log_std, low), high)}
+
+
+def _add_mask(graph: Graph, network: ActorCriticNetwork, logits: str, observed: Mapping[tuple[str, ...], str]) -> str:
+    """Append what `lehr.masks.forbid` does, component by component."""
+    actions = network.module.masked_space
+    counts = (actions.n,) if isinstance(actions, Discrete) else cast(MultiDiscrete, actions).nvec
+    mask, shape = graph.add("to_float", observed[MASK,]), cast(Dict, network.observation_space).spaces[MASK].shape
+    by_rows = len(shape) == 2
+    if by_rows:
+        mask = graph.add("flatten", mask)
+    parts, begin = [], 0
+    for index, count in enumerate(counts):
+        start = index * max(counts) if by_rows else begin
+        part = graph.add("slice", logits, begin=begin, end=begin + count)
+        parts.append(graph.add("forbid", part, graph.add("slice", mask, begin=start, end=start + count)))
+        begin += count
+    return parts[0] if len(parts) == 1 else graph.add("concatenate", *parts)
 
 
 def _add_torso(graph: Graph, torso: Any, params: Params, observed: Mapping[tuple[str, ...], str]) -> str:

@@ -30,6 +30,10 @@ def _convolve(x, kernel, bias, stride):
     return np.tensordot(patches, kernel, ((4, 5, 3), (0, 1, 2))) + bias
 
 
+def _forbid(x, mask):
+    return np.where((mask > 0) | ~(mask > 0).any(-1, keepdims=True), x, np.float32(-np.inf))
+
+
 OPERATIONS = {
     **{name: getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")},
     **{name: getattr(np, name) for name in ("tanh", "exp", "matmul")},
@@ -46,6 +50,7 @@ OPERATIONS = {
     "slice": lambda x, begin, end: x[..., begin:end],
     "concatenate": lambda *parts: np.concatenate(parts, -1),
     "broadcast": lambda x, like: np.broadcast_to(x, like.shape),
+    "forbid": _forbid,
     "argmax": lambda x: x.argmax(-1)[..., None],
     "squeeze": lambda x: x[..., 0],
 }

@@ -112,6 +112,15 @@ class _Model:
     def _broadcast(self, output: str, x: str, like: str) -> None:
         self._node("Expand", (x, self._node("Shape", (like,), f"{output}_shape")), output)
 
+    def _forbid(self, output: str, x: str, mask: str) -> None:
+        zero = self._constant(0.0, np.float32)
+        most = self._node("ReduceMax", (mask, self._constant([-1])), f"{output}_most", keepdims=1)
+        some = self._node("Greater", (most, zero), f"{output}_some")
+        none = self._node("Not", (some,), f"{output}_none")
+        allowed = self._node("Greater", (mask, zero), f"{output}_allowed")
+        kept = self._node("Or", (allowed, none), f"{output}_kept")
+        self._node("Where", (kept, x, self._constant(-np.inf, np.float32)), output)
+
     def _argmax(self, output: str, x: str) -> None:
         self._node("ArgMax", (x,), output, axis=-1, keepdims=1)
 

@@ -73,7 +73,7 @@ def _add_observation(graph: Graph, policy: Policy, statistics: Any) -> dict[tupl
 
 
 def _add_choice(graph: Graph, space: Any, logits: str, samples: bool) -> str:
-    """Add the most likely choice; the largest of logits with Gumbel noise is a sample. A mask belongs before that."""
+    """Add the most likely choice; the largest of logits with Gumbel noise is a sample."""
     given = graph.add("add", logits, NOISE) if samples else logits
     if isinstance(space, Discrete):
         return graph.add("squeeze", graph.add("argmax", given))
