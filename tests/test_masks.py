@@ -10,7 +10,7 @@ from flax import nnx
 
 import lehr
 from lehr import masks
-from lehr.envs import Environment
+from lehr.envs import Environment, FlattenObservation, FrameStack
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -181,6 +181,16 @@ class Bandit(Environment):
         return state, Timestep(self._obs(key), earned, jnp.bool_(True), jnp.bool_(False), {})
 
 
+def test_a_mask_is_neither_stacked_nor_flattened():
+    env = FlattenObservation(FrameStack(Bandit(), 3))
+    assert env.observation_space == Dict({"action_mask": Box(0, 1, (4,), np.int8), "observation": Box(-1, 1, (3,))})
+    state, obs = env.reset(jax.random.key(0))
+    _, timestep = env.step(jax.random.key(1), state, jnp.int32(0))
+    np.testing.assert_array_equal(obs["action_mask"], Bandit().reset(jax.random.key(0))[1]["action_mask"])
+    np.testing.assert_array_equal(timestep.obs["action_mask"], Bandit()._obs(jax.random.key(1))["action_mask"])
+    assert timestep.obs["observation"].shape == (3,)
+
+
 def test_the_best_possible_action_is_learned_and_a_forbidden_one_never_taken(tmp_path):
     """In one of three episodes the best action, 2, is forbidden, and 1 is the best: 5/3 on average."""
     settings = SMALL | {"num_envs": 32, "learning_rate": 0.02, "normalise_observations": True}
@@ -197,7 +207,7 @@ def test_the_best_possible_action_is_learned_and_a_forbidden_one_never_taken(tmp
 def test_what_cannot_follow_a_mask_is_refused():
     refused = [
         ("dreamer", {}, "Dreamer's imagination has none to enforce: train ppo"),
-        ("ppo", {"action_repeat": 2}, "action_repeat is 2, but Bandit has an action mask"),
+        ("ppo", {"action_repeat": 2}, "action_repeat is 2, but .*Bandit has an action mask"),
     ]
     for algorithm, settings, sentence in refused:
         with pytest.raises(InputError, match=sentence):

@@ -150,6 +150,12 @@ def test_an_action_is_a_combination_where_the_mask_is_one_of_combinations():
     np.testing.assert_array_equal(timestep.obs["action_mask"], hidden.ravel())
 
 
+def test_an_agent_with_nothing_left_to_do_can_only_do_nothing():
+    mask = jnp.array([[0, 1, 1], [0, 0, 0]], jnp.int8)
+    found = jumanji._with_choice({"action_mask": mask})["action_mask"]
+    assert (found.tolist(), found.dtype) == ([[0, 1, 1], [1, 0, 0]], jnp.int8)
+
+
 def test_no_city_is_visited_twice(tmp_path):
     """A second visit is forbidden, and would end a tour of 20 cities early."""
     settings = SMALL | {"horizon": 20, "env": "jumanji:TSP-v1", "total_steps": 160}

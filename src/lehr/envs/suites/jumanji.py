@@ -5,9 +5,11 @@ A parameter is an argument of the environment's class: `make("jumanji:Snake-v1",
 In multi-agent environments such as Connector or RobotWarehouse, one policy acts for all agents: the action is a
 `MultiDiscrete` of all their actions, and rewards are summed.
 
-An action mask is the entry `action_mask` of the observation, which policies follow. In BinPack, FlatPack, Minesweeper,
-Sudoku and Tetris, the mask says which *combinations* of the parts of an action are possible. There the action is one
-`Discrete` choice among all combinations, numbered in row-major order, and the mask is flattened.
+An action mask is the entry `action_mask` of the observation, which policies follow. The mask of an agent that has
+nothing left to do, as in MMST, allows action 0 alone, which is ignored, so that it does not change the policy. In
+BinPack, FlatPack, Minesweeper, Sudoku and Tetris, the mask says which *combinations* of the parts of an action are
+possible. There the action is one `Discrete` choice among all combinations, numbered in row-major order, and the mask is
+flattened.
 
 Sokoban needs levels that Jumanji downloads; Lehr never starts that download, but tells the user how to.
 """
@@ -67,7 +69,7 @@ class Jumanji(Environment):
         """Start an episode."""
         with by_their_rules():
             state, timestep = self.env.reset(key)
-        return settled(state), _observation(self.observation_space, timestep.observation)
+        return settled(state), _with_choice(_observation(self.observation_space, timestep.observation))
 
     def step(self, key: Key, state: PyTree, action: jax.Array) -> tuple[PyTree, Timestep]:
         """Take one step; the key is not used, since Jumanji keeps its own in the state."""
@@ -80,7 +82,7 @@ class Jumanji(Environment):
             # Of this second step, XLA only computes what the two flags depend on.
             unlimited = timestep if self.unlimited is self.env else self.unlimited.step(state, action)[1]
         terminated = unlimited.last() & jnp.all(unlimited.discount == 0)
-        obs = _observation(self.observation_space, timestep.observation)
+        obs = _with_choice(_observation(self.observation_space, timestep.observation))
         reward = jnp.sum(timestep.reward).astype(jnp.float32)
         truncated = timestep.last() & ~terminated
         return settled(next_state), Timestep(obs, reward, terminated, truncated, settled(dict(timestep.extras)))
@@ -239,3 +241,12 @@ def _observation(space: Space, obs: Any) -> PyTree:
     if obs.shape != space.shape:
         return jax.nn.one_hot(obs, space.shape[0], dtype=space.dtype)
     return obs.astype(space.dtype)
+
+
+def _with_choice(obs: PyTree) -> PyTree:
+    """Allow action 0 to agents that can do nothing, in a mask with a row for each agent."""
+    mask = obs.get(MASK) if isinstance(obs, dict) else None
+    if mask is None or mask.ndim != 2:
+        return obs
+    first = jnp.broadcast_to(jnp.arange(mask.shape[1]) == 0, mask.shape)
+    return {**obs, MASK: jnp.where(first & ~mask.any(1, keepdims=True), 1, mask).astype(mask.dtype)}
