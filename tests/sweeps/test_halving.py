@@ -131,8 +131,10 @@ def test_a_survivor_that_began_later_is_the_run_that_it_would_be_alone(halved, p
         "ppo", run_dir=tmp_path / "run", **member.settings, seed=member.seed, progress=False, tensorboard=False
     )
     run = lehr.load(picked)
-    for name in ("update", "env_steps", "coef/learning_rate"):
+    for name in ("update", "env_steps"):
         np.testing.assert_array_equal(run.metrics[name], alone.metrics[name])
+    rates = run.metrics["coef/learning_rate"], alone.metrics["coef/learning_rate"]
+    np.testing.assert_allclose(*rates, rtol=1e-6)  # 5e-5 apart from update to update: on its own clock
     rows = slice(FIRST + 4)  # past the first rung; later, rounding changes an action
     np.testing.assert_allclose(run.metrics["loss/total"][rows], alone.metrics["loss/total"][rows], rtol=1e-3)
     np.testing.assert_array_equal(run.metrics["episode/return"][rows], alone.metrics["episode/return"][rows])
