@@ -72,13 +72,16 @@ def run(arguments: argparse.Namespace) -> None:
     wanted = None if arguments.out is None else Path(arguments.out)
     if wanted is not None:
         film.check_file(wanted)
+        if arguments.imagine and wanted.suffix not in film.PICTURES:
+            raise InputError(f"What is imagined is shown in pictures, not in '{wanted}'; give a .gif or .mp4 file.")
     if not arguments.imagine:
         check_drawable(arguments, None if wanted is None else wanted.suffix)
     with waiting(f"loading {arguments.run_name}"):
         result = load_run(arguments)
-    suffix = ".gif" if isinstance(result.env, HostEnvironment) else (*film.formats(result.env), ".gif")[0]
+    is_gif = arguments.imagine or isinstance(result.env, HostEnvironment)
+    suffix = ".gif" if is_gif else (*film.formats(result.env), ".gif")[0]
     path, options = wanted or result.run_dir / f"play{suffix}", (result.policy, arguments.seed, arguments.max_steps)
-    with waiting(f"playing {result.config['env']}"):
+    with waiting("playing an episode"):
         if isinstance(result.env, HostEnvironment):
             played = host_episode(result.env, *options)
         else:
