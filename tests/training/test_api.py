@@ -634,9 +634,12 @@ class Wrong(Environment):
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ("raises", "Cannot train on the environment Wrong. step(key, state, action) raised"),
-        ("shape", "Cannot train on the environment Wrong. The observation of step is float32[3]"),
-        ("dtype", "Cannot train on the environment Wrong. reward of step is int32[]"),
+        ("raises", "Cannot train on the environment tests.training.test_api:Wrong. step(key, state, action) raised"),
+        (
+            "shape",
+            "Cannot train on the environment tests.training.test_api:Wrong. The observation of step is float32[3]",
+        ),
+        ("dtype", "Cannot train on the environment tests.training.test_api:Wrong. reward of step is int32[]"),
     ],
 )
 def test_an_environment_that_is_wrong_is_refused_before_anything_is_compiled(fault, sentence, train, tmp_path):
@@ -649,5 +652,5 @@ def test_an_environment_that_is_wrong_is_refused_before_anything_is_compiled(fau
 def test_numbers_that_are_not_finite_are_laid_at_the_environments_door(train, caplog):
     with pytest.raises(RunFailed, match="3 updates were non-finite"):
         train(Wrong("nan"), max_rejected=2, **BROKEN)
-    assert "the environment Wrong returned" in caplog.messages[0]
+    assert "the environment tests.training.test_api:Wrong returned" in caplog.messages[0]
     assert "non-finite rewards, so" in caplog.messages[0]
