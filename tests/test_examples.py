@@ -284,7 +284,7 @@ def test_the_code_of_the_page_is_that_of_the_examples_or_runs(monkeypatch):
             shown.add(first.removeprefix("# examples/"))
         else:
             exec(block.replace(", learns=True", ""), names)  # that is tested above
-    assert names["result"].config["env"] == "Catch"
+    assert names["result"].config["env"] == "examples.own_environment:Catch"
     assert len(shown) == 5
 
 

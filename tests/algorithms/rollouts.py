@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.maths.minibatches import prioritised
+from lehr.maths.minibatches import prioritised, prioritised_draws
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete, MultiDiscrete
 from lehr.types import Rollout
@@ -138,8 +138,8 @@ def inclusion(p: np.ndarray, size: int) -> np.ndarray:
 def drawn(step, steps, priorities, exponent, beta, size):
     """The segments of one of an update's minibatches, as the key decides, and their weights, from their formula."""
     draw_key, _ = jax.random.split(jax.random.key(0))  # the key of `learned_from`
-    key = jax.random.split(draw_key, steps)[step]
-    indices = np.asarray(prioritised(key, jnp.float32(priorities), exponent, beta, 1, size, False)[0][0])
+    draw = jax.tree.map(lambda leaf: leaf[step], prioritised_draws(draw_key, len(priorities), steps, False))
+    indices = np.asarray(prioritised(draw, jnp.float32(priorities), exponent, beta, size)[0])
     powers = priorities**exponent
     return indices, (size / len(powers) / inclusion(powers / powers.sum(), size))[indices] ** beta
 

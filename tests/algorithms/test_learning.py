@@ -24,7 +24,7 @@ PENDULUM = {
     "num_envs": 32,
     "epochs": 4,
     "learning_rate": "2e-3 -> 0",
-    "discount": 0.9,
+    "discount": 0.95,
     "entropy_coef": 0.0,
     "normalise_observations": True,
     "normalise_rewards": True,

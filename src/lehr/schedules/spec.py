@@ -41,7 +41,8 @@ def schedule(spec: Spec, total_steps: float | None = None) -> AnySchedule | Cont
     0.75
     """
     kind: Any = type(spec)
-    is_plain = kind in (int, float) or (kind is str and not is_controller_text(spec))
+    is_number = kind is float or (kind is int and abs(spec) < 2**63)  # Python does not print much larger ones
+    is_plain = is_number or (kind is str and not is_controller_text(spec))
     if is_plain and type(total_steps) in (int, float, type(None)):
         return _known(kind, spec if kind is str else repr(spec), total_steps)
     return _made(spec, total_steps)
