@@ -62,7 +62,7 @@ SLOW = pytest.mark.slow  # the probes show quickly that every algorithm learns
         ("impala", "CartPole-v1", 300_000, {}, 400),
         pytest.param("impala", "Pendulum-v1", 600_000, FASTER_IMPALA, -300, marks=SLOW),
         pytest.param("recurrent_ppo", "CartPole-v1", 100_000, FARSIGHTED, 400, marks=SLOW),
-        pytest.param("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300, marks=SLOW),
+        pytest.param("recurrent_ppo", "Pendulum-v1", 100_000, RECURRENT_PENDULUM, -300, marks=pytest.mark.long),
         pytest.param("appo", "CartPole-v1", 250_000, {}, 400, marks=SLOW),
         pytest.param("appo", "Pendulum-v1", 250_000, APPO_PENDULUM, -300, marks=SLOW),
     ],
@@ -71,7 +71,7 @@ def test_classic_control_is_learned(algorithm, env, total_steps, settings, least
     assert returns(env, total_steps, algorithm, **settings) >= least
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_hidden_velocities_are_made_up_for_by_a_memory_and_by_nothing_else():
     assert returns("CartPole-Hidden-v1", 150_000, "recurrent_ppo") >= 350
     assert returns("CartPole-Hidden-v1", 150_000) <= 100

@@ -268,7 +268,7 @@ else:
 @pytest.mark.parametrize(
     ("changes", "least", "most", "seconds"),
     [
-        *(pytest.param(changes, 2, 6, 120, marks=pytest.mark.slow) for changes in ("nothing", "evolution")),
+        *(pytest.param(changes, 2, 3, 120, marks=pytest.mark.slow) for changes in ("nothing", "evolution")),
         *(
             pytest.param(changes, 20, 20, 1800, marks=pytest.mark.long)
             for changes in ("nothing", "evolution", "halving")
@@ -276,7 +276,7 @@ else:
     ],
 )
 def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(changes, least, most, seconds, tmp_path):
-    definition = {**DEFINITION, "settings": {**SMALL, "total_steps": 32 * 100 * most}}
+    definition = {**DEFINITION, "settings": {**SMALL, "total_steps": 32 * max(600, 100 * most)}}
     if changes == "halving":
         definition |= {"halving": {"places": 3, "first": 32 * 70, "factor": 2}, "confirm": False}
     if changes == "evolution":
