@@ -300,7 +300,7 @@ def test_sweeps_that_are_killed_at_random_places_end_with_the_same_bits(changes,
     kills, begin = 0, time.monotonic()
     while not ended(
         tmp_path / "killed",
-        float(rng.uniform(0.01, 0.6)) if kills < most and time.monotonic() - begin < seconds else 0,
+        float(rng.uniform(0.01, min(0.6, 3 / most))) if kills < most and time.monotonic() - begin < seconds else 0,
     ):
         kills += 1
     assert kills >= least
