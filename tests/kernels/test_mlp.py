@@ -95,6 +95,29 @@ def test_two_networks_are_evaluated_together_and_a_population_is_a_vmap():
     assert_close(found, evaluate(lambda x, layers: jax.vmap(lambda layers: plain(x, layers, "tanh"))(layers)))
 
 
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_network_that_is_not_evaluated_has_no_gradient(index, members):
+    """Both hold their slices of the hidden layers, but one has a head: gradients are those of the one alone."""
+    x, layers, (head,) = rows(40, 4), make((4, 16, 16), 2), make((16, 3), seed=3)
+
+    def one(layers, head):
+        with fused.together(members):
+            return fused.evaluate(x, layers, {index: head}, "tanh")[0]
+
+    def alone(layers, head):
+        return plain(x, [*((kernel[index], bias[index]) for kernel, bias in layers), head], "tanh")
+
+    found, expected = (
+        jax.jit(jax.grad(lambda layers, head, f=f: jnp.sum(f(layers, head) ** 2), (0, 1)))(layers, head)
+        for f in (one, alone)
+    )
+    assert_close(found, expected)
+    for kernel, bias in found[0]:
+        assert not np.any(kernel[1 - index])
+        assert not np.any(bias[1 - index])
+
+
 def test_a_population_may_share_its_inputs():
     x, layers = rows(40, 4), make((4, 16, 16, 2), 3)
     found = jax.jit(jax.vmap(lambda layers: fused.fused_mlp(x, layers, "tanh")))(layers)
