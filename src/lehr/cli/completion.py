@@ -174,24 +174,16 @@ def _transitions(found: Iterable[Context], write: Callable[[str, str], str]) -> 
 
 def bash(found: Sequence[Context]) -> str:
     """Return the script for bash."""
-    flags, values = [], []
-    for context in found:
+
+    def offers(context: Context) -> str:
         listed, words = " ".join(option.flag for option in context.options), " ".join(context.arguments)
-        flags.append(
-            f"        {shlex.quote(context.words)}) flags={shlex.quote(listed)}; words={shlex.quote(words)} ;;"
-        )
-        for option in context.options:
-            if option.values is not None:
-                action = "" if option.is_place or option.values else "; compopt +o default 2>/dev/null"
-                offered = shlex.quote(" ".join(option.values))
-                values.append(f"        {shlex.quote(f'{context.words} {option.flag}')}) words={offered}{action} ;;")
-    return _BASH.format(
-        contexts=_transitions(
-            found, lambda case, words: f"            {shlex.quote(case)}) context={shlex.quote(words)} ;;"
-        ),
-        flags="\n".join(flags),
-        values="\n".join(values),
-    )
+        return f"flags={shlex.quote(listed)}; words={shlex.quote(words)}"
+
+    def values(option: Option) -> str:
+        action = "" if option.is_place or option.values else "; compopt +o default 2>/dev/null"
+        return f"words={shlex.quote(' '.join(option.values or ()))}{action}"
+
+    return _with_cases(_BASH, found, "{})", offers, values)
 
 
 def zsh(found: Sequence[Context]) -> str:
@@ -200,24 +192,46 @@ def zsh(found: Sequence[Context]) -> str:
     def described(pairs: Iterable[tuple[str, str]]) -> str:
         return " ".join(shlex.quote(f"{word}:{_first_sentence(text)}") for word, text in pairs)
 
-    flags, values = [], []
-    for context in found:
+    def offers(context: Context) -> str:
         options = described((option.flag, option.help) for option in context.options)
-        words = described(context.arguments.items())
-        flags.append(f"        ({shlex.quote(context.words)}) flags=({options}); offered=({words}) ;;")
-        for option in context.options:
-            if option.values is not None:
-                offered = " ".join(map(shlex.quote, option.values))
-                action = "" if option.is_place or option.values else "; _message value; return"
-                values.append(
-                    f"        ({shlex.quote(f'{context.words} {option.flag}')}) offered=({offered}){action} ;;"
-                )
-    return _ZSH.format(
-        contexts=_transitions(
-            found, lambda case, words: f"            ({shlex.quote(case)}) context={shlex.quote(words)} ;;"
+        return f"flags=({options}); offered=({described(context.arguments.items())})"
+
+    def values(option: Option) -> str:
+        action = "" if option.is_place or option.values else "; _message value; return"
+        return f"offered=({' '.join(map(shlex.quote, option.values or ()))}){action}"
+
+    return _with_cases(_ZSH, found, "({})", offers, values)
+
+
+def _with_cases(
+    script: str,
+    found: Sequence[Context],
+    pattern: str,
+    offers: Callable[[Context], str],
+    values: Callable[[Option], str],
+) -> str:
+    """Fill a script whose shell has `case`: what each context offers, and the values of each option that has some.
+
+    Args:
+        script: with the places `contexts`, `flags` and `values`.
+        found: the contexts.
+        pattern: how the shell writes the pattern of a case.
+        offers: the commands for a context.
+        values: the commands for an option.
+    """
+
+    def case(text: str, commands: str) -> str:
+        return f"        {pattern.format(shlex.quote(text))} {commands} ;;"
+
+    return script.format(
+        contexts=_transitions(found, lambda text, words: f"    {case(text, f'context={shlex.quote(words)}')}"),
+        flags="\n".join(case(context.words, offers(context)) for context in found),
+        values="\n".join(
+            case(f"{context.words} {option.flag}", values(option))
+            for context in found
+            for option in context.options
+            if option.values is not None
         ),
-        flags="\n".join(flags),
-        values="\n".join(values),
     )
 
 
