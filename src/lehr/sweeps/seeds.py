@@ -93,9 +93,8 @@ def train_seeds(
     if "seed" in settings:
         raise InputError(f"seed is {quoted(settings['seed'])}, but seeds is {seeds}; drop one of them.")
     name = settings.get("env", RunConfig.env) if env is None else env
-    run = config.build([RunConfig], {key: settings[key] for key in ("env_parameters", "progress") if key in settings})[
-        0
-    ]
+    known: dict[str, Any] = {key: settings[key] for key in ("env_parameters", "progress") if key in settings}
+    (run,) = config.build([RunConfig], known)
     _refuse_host(name, run.env_parameters)
     shown = name if isinstance(name, str) else type(name).__name__
     return sweep(

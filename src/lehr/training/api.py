@@ -86,19 +86,7 @@ def train(
     trust: bool = False,
     **settings: Any,
 ) -> Result:
-    """Train an agent and return the result.
-
-    Args:
-        algorithm: its name, `module:Name`, or your own class; see `lehr.algorithms.base`.
-        env: the environment: a name, an object of Lehr or another suite (a `gymnasium.Env` or `VectorEnv`, for
-            example), or a class or function that creates one; CartPole-v1 by default.
-        run_dir: directory of the run; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
-        from_run: run to fork: start from its state and clock, with its settings except those given here.
-        progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
-        trust: allow `from_run` to run code from outside Lehr; code that you name in this call is always allowed.
-        settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
-            one namespace; every coefficient accepts any schedule.
-    """
+    """Train one agent and return the result; the arguments are those of `lehr.train`, which calls this."""
     settings = config.merge([RunConfig], {}, settings)
     env = settings.pop("env", None) if env is None else env
     instance = None if isinstance(env, str) else env
