@@ -13,7 +13,7 @@ from lehr.cli import main
 from lehr.errors import InputError
 from lehr.sweeps.directory import SweepDirectory
 from lehr.sweeps.halving import HalvingCourse, goes_on
-from lehr.sweeps.turns import read_wave
+from lehr.sweeps.wave_metrics import read_wave
 from lehr.training import columns
 
 FIRST, LAST, STEPS = 16, 60, 128

@@ -7,7 +7,7 @@ import numpy as np
 
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.sweeps.results import Halved, Results
-from lehr.sweeps.turns import last_known, read_wave
+from lehr.sweeps.wave_metrics import last_known, read_wave
 from lehr.training.population_record import RUNG_SCORE
 
 SCORE = "evaluate/return"

@@ -17,7 +17,7 @@ from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.sweeps.gathering import scores
-from lehr.sweeps.turns import read_wave
+from lehr.sweeps.wave_metrics import read_wave
 from lehr.training import checkpoint, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop

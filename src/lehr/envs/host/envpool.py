@@ -19,7 +19,7 @@ import numpy as np
 
 from lehr import spaces
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, check_size, late_reset
-from lehr.envs.host.gym import actions_of, as_32_bit
+from lehr.envs.host.gym_spaces import actions_of, as_32_bit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree

@@ -16,8 +16,9 @@ import numpy as np
 
 from lehr import plugins, spaces
 from lehr.envs.adapters import GYM_OPTIONS, makes_environments, split_options
-from lehr.envs.host.answers import over, stacked
-from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, check_size, late_reset, says_it_renders
+from lehr.envs.host.base import HostBatch, HostEnvironment, Journal, check_size, says_it_renders
+from lehr.envs.host.gym_batches import Seeded, SelfResetting, Singles
+from lehr.envs.host.gym_spaces import actions_of, as_32_bit, first_action
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
@@ -308,7 +309,7 @@ class Gym(HostEnvironment):
 
     @property
     def _first_action(self) -> int:
-        return _first_action(self.inspected.action_space)
+        return first_action(self.inspected.action_space)
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
         """Return the seeds and room for the actions of an episode."""
@@ -397,179 +398,6 @@ class GivenVector(HostEnvironment):
         return SelfResetting(self.env, stays_open=True)
 
 
-class Singles(HostBatch):
-    """Single environments that reset themselves, in the step that ends an episode, or in the next one (`late`)."""
-
-    def __init__(self, group: Any, first_action: int, size: int, late: bool) -> None:
-        self.group, self.first_action, self.size, self.late = group, first_action, size, late
-        self.keeps_time = hasattr(group, "step_timeout")
-        self.was_over = np.zeros(size, bool)
-
-    def reset(self, seeds: np.ndarray) -> PyTree:
-        """Start an episode in each environment."""
-        self.was_over = np.zeros(self.size, bool)
-        return self.group.reset(seeds)
-
-    def step(self, action: np.ndarray) -> HostStep:
-        """Take one step; if they reset late, the step after the end of an episode is only a reset."""
-        obs, final, reward, terminated, truncated = self._step_all(action)
-        was_over, done = self.was_over, terminated | truncated
-        self.was_over = done & ~was_over
-        if self.late:
-            return late_reset(was_over, obs, reward, terminated, truncated)
-        final_obs = _copied(obs) if done.any() else obs
-        for index in np.flatnonzero(done).tolist():
-            _put(final_obs, index, final[index])
-        return HostStep(obs, final_obs, reward, terminated, truncated)
-
-    def _step_all(self, action: np.ndarray) -> tuple[PyTree, tuple[Any, ...], np.ndarray, np.ndarray, np.ndarray]:
-        # A copy, since the environment may write into it and a journal needs the original.
-        answers = self.group.step(action + self.first_action)
-        _, reward, terminated, truncated, final = zip(*answers, strict=True)
-        flags = stacked("terminated", terminated), stacked("truncated", truncated)
-        return self.group.observations(answers), final, stacked("reward", reward), *flags
-
-    def render(self) -> np.ndarray:
-        """Render the first environment."""
-        return np.asarray(self.group.each("render", {0: ()})[0][0])
-
-    def close(self) -> None:
-        """Close the environments and their processes, if any."""
-        self.group.close()
-
-
-class Seeded(Singles):
-    """Environments that are reset with our seeds, and restored by replaying their actions."""
-
-    restores = True
-
-    def __init__(self, group: Any, first_action: int, state: dict[str, np.ndarray]) -> None:
-        super().__init__(group, first_action, len(state["seeds"]), late=False)
-        self.journal = Journal(state)
-
-    def reset(self, seeds: np.ndarray) -> PyTree:
-        """Start an episode in each environment."""
-        self.journal.begin(seeds)
-        return self.group.reset(self.journal.seeds)
-
-    def step(self, action: np.ndarray) -> HostStep:
-        """Take one step, record the actions, and start the next episode where one has ended."""
-        obs, _, reward, terminated, truncated = self._step_all(action)
-        done = terminated | truncated
-        self.journal.write(action, done)
-        final_obs = obs
-        if done.any():
-            final_obs = _copied(obs)
-            seeds = self.journal.seeds
-            obs = self.group.reset_some(obs, {int(index): int(seeds[index]) for index in np.flatnonzero(done)})
-        return HostStep(obs, final_obs, reward, terminated, truncated)
-
-    def state(self) -> PyTree:
-        """Return the seeds of the current episodes, and their actions so far."""
-        return self.journal.state()
-
-    def restore(self, state: PyTree) -> PyTree:
-        """Replay the episodes."""
-        actions = self.journal.read(state) + self.first_action
-        seeds, elapsed = self.journal.seeds, self.journal.elapsed
-        replays = {index: (int(seeds[index]), actions[: elapsed[index], index]) for index in range(self.size)}
-        return self.group.observations(self.group.each("replay", replays))
-
-
-class SelfResetting(HostBatch):
-    """Environments that reset themselves, in the step that ends an episode or in the next one."""
-
-    def __init__(self, envs: Any, stays_open: bool = False) -> None:
-        self.envs, self.size, self.stays_open = envs, envs.num_envs, stays_open
-        modes = _gymnasium().vector.AutoresetMode
-        mode = envs.metadata.get("autoreset_mode")
-        if mode not in (modes.SAME_STEP, modes.NEXT_STEP):
-            raise InputError(
-                f"The vector environment {type(envs).__name__} has autoreset_mode={mode!r} in its metadata; it must be "
-                "AutoresetMode.SAME_STEP or AutoresetMode.NEXT_STEP."
-            )
-        self.late = mode == modes.NEXT_STEP
-        self.start = _first_action(envs.single_action_space)
-        self.over = np.zeros(self.size, bool)
-
-    def reset(self, seeds: np.ndarray) -> PyTree:
-        """Start an episode in each environment."""
-        self.over = np.zeros(self.size, bool)
-        vector = _gymnasium().vector
-        per_env_seeds = isinstance(self.envs, vector.SyncVectorEnv | vector.AsyncVectorEnv)
-        return self.envs.reset(seed=seeds.tolist() if per_env_seeds else int(seeds[0]))[0]
-
-    def step(self, action: np.ndarray) -> HostStep:
-        """Take one step; in next-step mode, the step after the end of an episode is only a reset."""
-        obs, reward, terminated, truncated, info = self.envs.step(action + self.start if self.start else action)
-        done = over(terminated, truncated, self.size)
-        if not self.late:
-            final_obs = _with_final(obs, info, done) if done.any() else obs
-            return HostStep(obs, final_obs, np.array(reward), np.array(terminated), np.array(truncated))
-        was_over = self.over
-        self.over = done & ~was_over
-        return late_reset(was_over, obs, reward, terminated, truncated)
-
-    def render(self) -> np.ndarray:
-        """Render the first environment."""
-        frames = self.envs.render()
-        if frames is None:
-            raise InputError("This environment cannot be rendered.")
-        return np.asarray(frames[0])
-
-    def close(self) -> None:
-        """Close the environments and their processes, if any, unless the user created them."""
-        if not self.stays_open:
-            _close(self.envs)
-
-
-def as_32_bit(space: Any) -> spaces.Space:
-    """Convert a Gymnasium space, with 64-bit numbers in 32 bits, as the network sees it."""
-    return _as_32_bit(spaces.from_gymnasium(space))
-
-
-def _as_32_bit(space: spaces.Space) -> spaces.Space:
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({name: _as_32_bit(inner) for name, inner in space.spaces.items()})
-    if isinstance(space, spaces.Box) and space.dtype.itemsize == 8:
-        dtype: Any = np.float32
-        low, high = space.low, space.high
-        if space.dtype.kind != "f":
-            dtype, limits = np.int32, np.iinfo(np.int32)
-            low, high = np.clip(low, limits.min, limits.max), np.clip(high, limits.min, limits.max)
-        with np.errstate(over="ignore"):  # bounds beyond float32 become infinite
-            return spaces.Box(low.astype(dtype), high.astype(dtype), space.shape, np.dtype(dtype))
-    return space
-
-
-def actions_of(space: Any) -> spaces.Space:
-    """Convert a Gymnasium action space, with discrete actions counted from 0."""
-    if type(space).__name__ == "Discrete":
-        return spaces.Discrete(int(space.n))
-    found = as_32_bit(space)
-    if isinstance(found, spaces.Dict):
-        raise InputError(
-            f"The action space {space} is a dict, which is not supported: wrap the environment so that it takes one "
-            "array."
-        )
-    return found
-
-
-def _first_action(space: Any) -> int:
-    """Return the number of the first discrete action in Gymnasium, usually 0."""
-    return int(space.start) if type(space).__name__ == "Discrete" else 0
-
-
-def _close(envs: Any) -> None:
-    """Close the environments, even if a process has died: its error is reported elsewhere."""
-    try:
-        envs.close()
-    except (OSError, EOFError):
-        for process in getattr(envs, "processes", ()):
-            process.terminate()
-        envs.closed = True
-
-
 def _gymnasium() -> Any:
     return require("gymnasium", extra="gym")
 
@@ -622,26 +450,3 @@ def _one_of_many(
 
     made = worker.make_env(source, parameters, action_repeat, frame_stack, trainer)
     return worker.Single(made if mask_shape is None else info_masks.MaskFromInfo(made, mask_shape), autoreset)
-
-
-def _copied(obs: PyTree) -> PyTree:
-    if isinstance(obs, dict):
-        return {name: _copied(part) for name, part in obs.items()}
-    return np.array(obs)
-
-
-def _put(into: PyTree, index: int, value: PyTree) -> None:
-    from lehr.envs.host.group import put
-
-    put(into, index, value)
-
-
-def _with_final(obs: PyTree, info: dict[str, Any], done: np.ndarray) -> PyTree:
-    """Return the observations before the resets, which Gymnasium puts into `info`."""
-    if "final_obs" not in info:
-        raise KeyError("info['final_obs'] is missing, but is required from environments that reset in the same step")
-    final, copied = info["final_obs"], _copied(obs)
-
-    for index in np.flatnonzero(done).tolist():
-        _put(copied, index, {k: v[index] for k, v in final.items()} if isinstance(final, dict) else final[index])
-    return copied

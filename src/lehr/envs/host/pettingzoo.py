@@ -1,6 +1,6 @@
 """PettingZoo's environments, `pettingzoo:MODULE`, through its parallel API.
 
-A module without one, whose agents act in turn, is converted: see `lehr.envs.host.turns`.
+A module without one, whose agents act in turn, is converted: see `lehr.envs.host.turn_taking`.
 
 All agents of an environment share one policy, so their spaces must be the same. They are folded into the batch: agent
 `a` of environment `e` is at `e · A + a`. The steps of an agent that has left are invalid until no agent is left and the
@@ -24,10 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lehr import spaces
-from lehr.envs.host import turns
+from lehr.envs.host import turn_taking
 from lehr.envs.host.answers import checked
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, says_it_renders
-from lehr.envs.host.gym import LONGEST_LOG, actions_of, as_32_bit
+from lehr.envs.host.gym import LONGEST_LOG
+from lehr.envs.host.gym_spaces import actions_of, as_32_bit
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
@@ -83,8 +84,8 @@ class Parallel(HostEnvironment):
     def one(self) -> Any:
         """A single environment, to inspect its agents and their spaces."""
         env = _in_parallel(self.build())
-        shape = _quietly(turns.mask_shape, env) if getattr(env, "possible_agents", ()) else None
-        return env if shape is None else turns.InfoMasks(env, shape)
+        shape = _quietly(turn_taking.mask_shape, env) if getattr(env, "possible_agents", ()) else None
+        return env if shape is None else turn_taking.InfoMasks(env, shape)
 
     @abstractmethod
     def build(self, render: bool = False) -> Any:
@@ -141,7 +142,7 @@ class Parallel(HostEnvironment):
     def _like_one(self, env: Any) -> Any:
         """Convert an environment as `one` was."""
         env = _in_parallel(env)
-        return turns.InfoMasks(env, self.one.mask_shape) if isinstance(self.one, turns.InfoMasks) else env
+        return turn_taking.InfoMasks(env, self.one.mask_shape) if isinstance(self.one, turn_taking.InfoMasks) else env
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
         """Return the seeds and room for the actions of an episode."""
@@ -341,7 +342,7 @@ def _action(space: Any, action: np.ndarray) -> Any:
 
 def _in_parallel(env: Any) -> Any:
     """Convert an environment whose agents act in turn."""
-    return _quietly(turns.Turns, env) if hasattr(env, "agent_iter") else env
+    return _quietly(turn_taking.Turns, env) if hasattr(env, "agent_iter") else env
 
 
 def _entry(name: str) -> Callable[..., Any]:
