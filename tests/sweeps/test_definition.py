@@ -10,8 +10,9 @@ import lehr
 from lehr.algorithms.ppo import Algorithm
 from lehr.config import to_yaml
 from lehr.errors import InputError
-from lehr.sweeps.definition import Definition, EvolutionSettings, HalvingSettings, check_trust
+from lehr.sweeps.definition import Definition, check_trust
 from lehr.sweeps.samplers import configurations
+from lehr.sweeps.sections import EvolutionSettings, HalvingSettings
 from lehr.training.plan import make_plan
 
 FILE = """

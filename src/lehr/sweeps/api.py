@@ -19,7 +19,7 @@ from lehr.errors import InputError, quoted
 from lehr.report.loggers.display import waiting
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.cluster import RayDevices
-from lehr.sweeps.definition import MOST_CONFIGURATIONS, OPTUNA, Configuration, Definition, check_trust
+from lehr.sweeps.definition import Configuration, Definition, check_trust
 from lehr.sweeps.directory import ROOT, Member, SweepDirectory
 from lehr.sweeps.gathering import gather, scores
 from lehr.sweeps.headline import verdict
@@ -29,6 +29,7 @@ from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Results
 from lehr.sweeps.running import Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
+from lehr.sweeps.sections import MOST_CONFIGURATIONS, OPTUNA
 from lehr.sweeps.seed_files import write_seeds
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from lehr.schedules.bundle import Coefficients
 from lehr.schedules.constructors import position
-from lehr.sweeps.definition import EvolutionSettings
+from lehr.sweeps.sections import EvolutionSettings
 from lehr.sweeps.space import Space
 from lehr.training.course import Course
 from lehr.training.plan import Plan

@@ -15,8 +15,8 @@ import numpy as np
 from lehr import kernels
 from lehr.errors import InputError
 from lehr.schedules.bundle import Coefficients
-from lehr.sweeps.definition import HalvingSettings
 from lehr.sweeps.evolution import in_rows
+from lehr.sweeps.sections import HalvingSettings
 from lehr.training.course import Course
 from lehr.training.plan import Plan
 from lehr.training.population import initial_member

@@ -10,8 +10,9 @@ import numpy as np
 
 from lehr.errors import InputError, closest
 from lehr.plugins import require
-from lehr.sweeps.definition import OPTUNA, Configuration, Definition
+from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.domains import Choices
+from lehr.sweeps.sections import OPTUNA
 from lehr.sweeps.space import Point
 
 MOST_ASKED = 20

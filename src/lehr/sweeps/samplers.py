@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from lehr.errors import InputError
-from lehr.sweeps.definition import OPTUNA, Configuration, Definition
+from lehr.sweeps.definition import Configuration, Definition
+from lehr.sweeps.sections import OPTUNA
 from lehr.sweeps.space import Point
 
 FEWEST_ACCEPTED = 0.001
