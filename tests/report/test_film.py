@@ -137,7 +137,9 @@ def test_images_that_are_observed_are_shown(tmp_path):
 def test_a_video_has_all_frames(tmp_path):
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     shades = [np.full((21, 33, 3), shade, np.uint8) for shade in (0, 128, 255)]
+    (tmp_path / "film.mp4").symlink_to(tmp_path / "elsewhere.mp4")
     film.save_frames(shades, tmp_path / "film.mp4", fps=10)
+    assert not (tmp_path / "elsewhere.mp4").exists()  # a link is replaced, not followed
     command = [ffmpeg.get_ffmpeg_exe(), "-i", tmp_path / "film.mp4", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     decoded = subprocess.run(command, capture_output=True, check=True)
     assert b"34x22" in decoded.stderr

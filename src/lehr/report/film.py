@@ -2,10 +2,11 @@
 
 import math
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from lehr.envs import AnyEnvironment, Environment, HostEnvironment, Wrapper
 from lehr.envs.host.base import ask
 from lehr.envs.suites.mujoco_scene import Scene
 from lehr.errors import InputError
-from lehr.files import write_text
+from lehr.files import replaced, write_text
 from lehr.plugins import require
 from lehr.report import render
 from lehr.types import PyTree
@@ -102,8 +103,8 @@ def save(env: Environment, states: Sequence[PyTree], observations: Sequence[PyTr
         return
     seconds = layer.scene.seconds * env.env_steps_per_step
     every = math.ceil(1 / (FPS * seconds)) if path.suffix in PICTURES else 1
-    pose: Any = layer.pose  # type: ignore[attr-defined]
-    poses = [pose(render.unwrapped(env, state)[1]) for state in states[::every]]
+    drawn: Any = layer  # an environment of a suite that has a scene
+    poses = [drawn.pose(render.unwrapped(env, state)[1]) for state in states[::every]]
     if path.suffix in PICTURES:
         save_frames(list(layer.scene.frames(poses)), path, fps=1 / (seconds * every))
     else:
@@ -120,16 +121,23 @@ def save_frames(frames: Sequence[np.ndarray], path: Path, fps: float = FPS) -> N
     raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
     even = "pad=ceil(iw/2)*2:ceil(ih/2)*2"  # which the codec needs
     coded = ["-vf", even, "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
-    command = [program, "-y", "-loglevel", "error", *raw, *coded, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
-        try:
-            for pixels in frames:
-                running.stdin.write(np.ascontiguousarray(pixels).tobytes())  # type: ignore[union-attr]
-        except BrokenPipeError:
-            pass  # its message is the error below
-        _, error = running.communicate()
-    if running.returncode:
-        raise InputError(f"The MP4 file '{path}' could not be written ({error.decode().strip() or 'no reason given'}).")
+    # The codec goes back in its file at the end, so it writes one of its own, which then takes the place of `path`.
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, "film.mp4")
+        command = [program, "-loglevel", "error", *raw, *coded, str(made)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            pipe = cast(IO[bytes], running.stdin)
+            try:
+                for pixels in frames:
+                    pipe.write(np.ascontiguousarray(pixels).tobytes())
+            except BrokenPipeError:
+                pass  # its message is the error below
+            _, error = running.communicate()
+        if running.returncode:
+            reason = error.decode().strip() or "no reason given"
+            raise InputError(f"The MP4 file '{path}' could not be written ({reason}).")
+        with replaced(path) as file:
+            file.write(made.read_bytes())
 
 
 def _innermost(env: Environment) -> Environment:
