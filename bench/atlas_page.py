@@ -126,7 +126,7 @@ def draw(tasks: list[Found], path: Path) -> None:
     rows = -(-len(tasks) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(3.1 * columns, 2.3 * rows), squeeze=False, sharey=True)
     names = list(CONTENDERS)
-    colours = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    colours = plt.get_cmap("tab10")(range(len(names)))
     for axis, task in zip(axes.flat, tasks, strict=False):
         for place, name in enumerate(names):
             if name not in task.contenders:

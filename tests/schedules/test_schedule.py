@@ -33,6 +33,14 @@ def test_a_constant_holds():
     assert constant(0.01).is_bound
 
 
+def test_equal_texts_and_numbers_share_a_schedule_that_nobody_can_change():
+    assert schedule("1 -> 0", 100) is schedule("1 -> 0", 100)
+    assert schedule("1 -> 0", 100) is not schedule("1 -> 0", 200)
+    with pytest.raises(ValueError, match="read-only"):
+        schedule("1 -> 0", 100).start[0] = 2.0
+    assert [math.copysign(1, schedule(zero)(0)) for zero in (0.0, -0.0, 0.0)] == [1, -1, 1]
+
+
 def test_linear_by_hand():
     assert values(linear(1, 0, over=100), 0, 25, 100, 101, 10**9) == [1, 0.75, 0, 0, 0]
 

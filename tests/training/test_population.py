@@ -118,6 +118,12 @@ def test_one_of_64_members_that_diverges_changes_no_bit_of_the_others(tmp_path):
         assert one[others].tobytes() == other[others].tobytes()
 
 
+@pytest.mark.parametrize("seeds", [[0, 5, 2**31 - 1], [-3, 2**31, 2**40]])
+def test_the_keys_of_members_are_those_of_runs_alone(seeds):
+    alone = [jax.random.key_data(jax.random.key(seed)) for seed in seeds]
+    np.testing.assert_array_equal(jax.random.key_data(populations._keys(seeds)), alone)
+
+
 def test_a_population_that_is_stopped_and_resumed_ends_with_the_same_bits(together, tmp_path, monkeypatch):
     path, whole = together
     monkeypatch.setattr("lehr.training.loop._next_count", lambda *_: 5)
