@@ -113,7 +113,8 @@ class SelfResetting(HostBatch):
         self.over = np.zeros(self.size, bool)
         vector = require("gymnasium", extra="gym").vector
         per_env_seeds = isinstance(self.envs, vector.SyncVectorEnv | vector.AsyncVectorEnv)
-        return self._masked(*self.envs.reset(seed=seeds.tolist() if per_env_seeds else int(seeds[0])), self.over)
+        obs, info = self.envs.reset(seed=seeds.tolist() if per_env_seeds else int(seeds[0]))
+        return self._masked(obs, info, self.over)
 
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step; in next-step mode, the step after the end of an episode is only a reset."""
