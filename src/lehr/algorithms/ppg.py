@@ -140,13 +140,39 @@ class Algorithm(ActorCriticAlgorithm):
         params, old = learner.params, learner.auxiliary
         kept, filled = self._remember(learner.memory, old.filled, rollout, target), old.filled + 1
         is_due = filled == self.config.policy_updates
-        params, head, optimiser, newest = jax.lax.cond(
-            is_due,
-            lambda: self.auxiliary_phase(params, old, kept, coef, auxiliary_key),
-            lambda: (params, old.head, old.optimiser, old.metrics),
-        )
+        params, head, optimiser, newest = self._phase_if(is_due, params, old, kept, coef, auxiliary_key)
         auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
+
+    def _phase_if(
+        self, is_due: jax.Array, params: PyTree, auxiliary: Auxiliary, kept: Kept, coef: Metrics, key: Key
+    ) -> tuple[PyTree, PyTree, PyTree, Metrics]:
+        """Run an auxiliary phase if it is due; the result is that of `auxiliary_phase`."""
+
+        def unchanged(params: PyTree, auxiliary: Auxiliary, *others: Any) -> tuple[PyTree, PyTree, PyTree, Metrics]:
+            return params, auxiliary.head, auxiliary.optimiser, auxiliary.metrics
+
+        @jax.custom_batching.custom_vmap
+        def one(is_due: jax.Array, *given: Any) -> tuple[PyTree, PyTree, PyTree, Metrics]:
+            return jax.lax.cond(is_due, self.auxiliary_phase, unchanged, *given)
+
+        @one.def_vmap
+        def members(size: int, is_batched: Any, is_due: jax.Array, *given: Any) -> tuple[Any, Any]:
+            # By itself, vmap would compute the phase at every update, to use it when it is due. The members of a
+            # population are in step, as a rule, so that most updates need no phase at all.
+            axes = jax.tree.map(lambda batched: 0 if batched else None, is_batched[1:])
+
+            def some() -> Any:
+                wanted = jnp.broadcast_to(is_due, (size,))
+                new, old = (jax.vmap(made, axes, axis_size=size)(*given) for made in (self.auxiliary_phase, unchanged))
+                return jax.tree.map(
+                    lambda x, y: jnp.where(wanted.reshape(size, *(1,) * (x.ndim - 1)), x, y), new, old
+                )
+
+            found = jax.lax.cond(jnp.any(is_due), some, lambda: jax.vmap(unchanged, axes, axis_size=size)(*given))
+            return found, jax.tree.map(lambda _: True, found)
+
+        return one(is_due, params, auxiliary, kept, coef, key)
 
     def forget(self, learner: Learner) -> Learner:
         """Start a new policy phase: the rollouts of the current one are lost."""
