@@ -9,6 +9,7 @@ keeps the policy where it was. See docs/ppg.md for the details.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
@@ -149,29 +150,22 @@ class Algorithm(ActorCriticAlgorithm):
     ) -> tuple[PyTree, PyTree, PyTree, Metrics]:
         """Run an auxiliary phase if it is due; the result is that of `auxiliary_phase`."""
 
-        def unchanged(params: PyTree, auxiliary: Auxiliary, *others: Any) -> tuple[PyTree, PyTree, PyTree, Metrics]:
+        def unchanged(is_due: jax.Array, params: PyTree, auxiliary: Auxiliary, *others: Any) -> Any:
             return params, auxiliary.head, auxiliary.optimiser, auxiliary.metrics
 
-        @jax.custom_batching.custom_vmap
-        def one(is_due: jax.Array, *given: Any) -> tuple[PyTree, PyTree, PyTree, Metrics]:
-            return jax.lax.cond(is_due, self.auxiliary_phase, unchanged, *given)
+        def chosen(is_due: jax.Array, *given: Any) -> Any:
+            return jax.lax.cond(is_due, lambda: self.auxiliary_phase(*given), lambda: unchanged(is_due, *given))
 
-        @one.def_vmap
-        def members(size: int, is_batched: Any, is_due: jax.Array, *given: Any) -> tuple[Any, Any]:
-            # By itself, vmap would compute the phase at every update, to use it when it is due. The members of a
-            # population are in step, as a rule, so that most updates need no phase at all.
-            axes = jax.tree.map(lambda batched: 0 if batched else None, is_batched[1:])
-
-            def some() -> Any:
-                wanted = jnp.broadcast_to(is_due, (size,))
-                new, old = (jax.vmap(made, axes, axis_size=size)(*given) for made in (self.auxiliary_phase, unchanged))
-                return jax.tree.map(
-                    lambda x, y: jnp.where(wanted.reshape(size, *(1,) * (x.ndim - 1)), x, y), new, old
-                )
-
-            found = jax.lax.cond(jnp.any(is_due), some, lambda: jax.vmap(unchanged, axes, axis_size=size)(*given))
+        def members(size: int, is_batched: Any, *given: Any) -> tuple[Any, Any]:
+            # By itself, vmap would compute a phase at every update, to use it when it is due. The members of a
+            # population are in step as a rule, so most updates need none.
+            axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(is_batched))
+            choices = (partial(jax.vmap(made, axes, axis_size=size), *given) for made in (chosen, unchanged))
+            found = jax.lax.cond(jnp.any(given[0]), *choices)
             return found, jax.tree.map(lambda _: True, found)
 
+        one = jax.custom_batching.custom_vmap(chosen)
+        one.def_vmap(members)
         return one(is_due, params, auxiliary, kept, coef, key)
 
     def forget(self, learner: Learner) -> Learner:
