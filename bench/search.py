@@ -5,9 +5,10 @@
     python bench/search.py acrobot --small          a few members and steps, to try the script
     python bench/search.py acrobot --out found      also write found/acrobot.json, with all scores
 
-Three rounds, each one or a few populations: all candidates with a few seeds, from 0; the best of them again with the
-seeds after those; and the best of these two rounds together with other seeds, from 100. Only the last round is a result.
-The score is the mean return of `evaluate_episodes` episodes, with the most likely actions unless the search says otherwise.
+All candidates train with all seeds at once, those that shape the program alike in one population. The candidate with
+the best mean over seeds 0, 1, ... is chosen; its returns with the seeds from 100 on, which had no part in that, are the
+result. The score is the mean return of `evaluate_episodes` episodes, with the most likely actions unless the search
+says otherwise.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from lehr.training.plan import use_compilation_cache
 
 GREEDY, SAMPLED = "evaluate/return", "evaluate/return_sampled"
 FRESH = 100
-"""The first seed of the last round."""
+"""The first of the seeds that confirm."""
 
 
 class Search(NamedTuple):
@@ -40,10 +41,8 @@ class Search(NamedTuple):
     settings: dict[str, Any]
     """What all candidates share."""
     candidates: list[dict[str, Any]]
-    seeds: tuple[int, int, int] = (6, 20, 20)
-    """Seeds of each round."""
-    best: int = 6
-    """Candidates in the second round."""
+    seeds: tuple[int, int] = (6, 10)
+    """Seeds to choose on, and seeds that confirm."""
     score: str = GREEDY
 
 
@@ -62,10 +61,7 @@ ACROBOT = Search(
     "ppo",
     {"env": "Acrobot-v1", "total_steps": 1_000_000, "evaluate_episodes": 200, **NORMALISED},
     together(
-        [
-            {"num_envs": 16, "horizon": 256, "minibatches": 32, "epochs": 4},
-            {"num_envs": 16, "horizon": 128, "minibatches": 8, "epochs": 10},
-        ],
+        [{"num_envs": 32, "horizon": 128, "minibatches": 8, "epochs": 8}],
         grid(
             discount=["0.99", "0.99 -> 0.999", "1"],
             gae_lambda=["0.95", "0.99"],
@@ -78,53 +74,37 @@ MOUNTAIN_CAR = Search(
     "ppo",
     {"env": "MountainCar-v0", "total_steps": 1_000_000, "evaluate_episodes": 200, **NORMALISED},
     together(
-        [
-            {"num_envs": 16, "horizon": 16, "minibatches": 4, "epochs": 4},
-            {"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "action_repeat": 4},
-            {"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "reward_model": "novelty"},
-        ],
+        [{"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "action_repeat": 4}],
         grid(
-            discount=["0.99", "0.99 -> 1"],
+            discount=["0.97", "0.99", "0.97 -> 1"],
             gae_lambda=["0.95", "0.98"],
-            learning_rate=["1e-3 -> 0", "3e-4"],
+            learning_rate=["1e-3 -> 0", "3e-3 -> 0"],
             entropy_coef=["0", "0.01 -> 0", "0.1 -> 0"],
         ),
     ),
 )
-# The bonus must end, or the car keeps looking around.
-for _candidate in MOUNTAIN_CAR.candidates:
-    if "reward_model" in _candidate:
-        _candidate["novelty_coef"] = "1 -> 0 until 50%"
 TRPO_MOUNTAIN_CAR = Search(
     "trpo",
     {"env": "MountainCar-v0", "total_steps": 100_000, "evaluate_episodes": 200, **NORMALISED},
     together(
-        [
-            {"num_envs": 4, "horizon": 64, "action_repeat": 4, "value_epochs": 10, "value_minibatches": 8},
-            {"num_envs": 8, "horizon": 32, "action_repeat": 8, "value_epochs": 10, "value_minibatches": 8},
-        ],
+        [{"num_envs": 8, "horizon": 32, "action_repeat": 4, "value_epochs": 10, "value_minibatches": 4}],
         grid(
-            target_kl=["0.02", "0.05 -> 0.01", "0.1 -> 0.01"],
+            target_kl=["0.05 -> 0.01", "0.1 -> 0.01"],
             discount=["0.97", "0.99", "0.97 -> 1"],
             gae_lambda=["0.95", "0.98"],
             value_learning_rate=["1e-3", "3e-3 -> 3e-4"],
-            entropy_coef=["0", "0.03 -> 0"],
         ),
     ),
 )
 HIDDEN_CARTPOLE = Search(
     "recurrent_ppo",
     {"env": "CartPole-Hidden-v1", "total_steps": 100_000, "evaluate_episodes": 100, "torso": "lstm"}
-    | {"recurrent_size": 64, "num_envs": 8, "epochs": 20, **NORMALISED},
+    | {"recurrent_size": 64, "num_envs": 8, "horizon": 32, "minibatches": 1, "epochs": 20, **NORMALISED},
     together(
-        [
-            {"horizon": 32, "minibatches": 1},
-            {"horizon": 64, "minibatches": 2},
-            {"horizon": 32, "minibatches": 1, "critic_torso": "mlp"},
-        ],
+        [{}, {"critic_torso": "mlp"}],
         grid(
-            learning_rate=["1e-3 -> 0", "2e-3 -> 0", "2e-3 -> 2e-4"],
-            clip_range=["0.2 -> 0.001", "0.2"],
+            learning_rate=["1e-3 -> 0", "2e-3 -> 0", "2e-3 -> 5e-4", "4e-3 -> 0"],
+            clip_range=["0.2 -> 0.001", "0.2 -> 0.05"],
             discount=["0.98", "0.98 -> 0.99"],
             gae_lambda=["0.8", "0.95"],
             entropy_coef=["0", "0.01 -> 0"],
@@ -134,15 +114,9 @@ HIDDEN_CARTPOLE = Search(
 MINATAR: dict[str, Any] = {"num_envs": 64, "horizon": 128, "minibatches": 8, "epochs": 4, "evaluate_episodes": 100}
 SPACE_INVADERS = Search(
     "ppo",
-    {"env": "gymnax:SpaceInvaders-MinAtar", "total_steps": 10_000_000, **MINATAR},
-    together(
-        [{"torso": "cnn", "hidden_sizes": [128]}],
-        grid(
-            learning_rate=["5e-3 -> 0", "2e-3 -> 0", "1e-3 -> 0"], entropy_coef=["0.01"], discount=["0.99", "0.995"]
-        ),
-    ),
-    seeds=(2, 2, 8),
-    best=2,
+    {"env": "gymnax:SpaceInvaders-MinAtar", "total_steps": 10_000_000, **MINATAR, "torso": "cnn"},
+    together([{"hidden_sizes": [128]}], grid(learning_rate=["5e-3 -> 0", "2e-3 -> 0", "1e-3 -> 0"])),
+    seeds=(2, 4),
 )
 SEARCHES = {
     "acrobot": ACROBOT,
@@ -153,67 +127,48 @@ SEARCHES = {
 }
 
 
-def members(search: Search, chosen: Sequence[int], seeds: range, first: int) -> Iterator[Member]:
-    """Some candidates with every seed."""
-    for number, (index, seed) in enumerate(itertools.product(chosen, seeds), first):
-        settings = {**search.settings, **search.candidates[index]}
-        yield Member(number, index, seed, {}, settings)
+def train(search: Search, folder: Path) -> np.ndarray:
+    """Train all candidates with all seeds, and return `[candidates, seeds]`; a diverged member counts as the lowest."""
+    seeds = [*range(search.seeds[0]), *range(FRESH, FRESH + search.seeds[1])]
+    members = [
+        Member(number, index, seed, {}, {**search.settings, **search.candidates[index]})
+        for number, (index, seed) in enumerate(itertools.product(range(len(search.candidates)), seeds))
+    ]
+    directory = SweepDirectory.create(folder)
+    Waves(directory, WaveTrainer(search.algorithm, progress=False)).train(members)
+    found: dict[int, float] = {}
+    for wave in directory.read_waves():
+        last = last_known(read_wave(directory, wave, [search.score])[search.score])
+        found |= {member.number: float(last[place]) for place, member in enumerate(wave.members)}
+    scores = np.array([found[number] for number in range(len(members))])
+    return np.where(np.isfinite(scores), scores, np.nanmin(scores)).reshape(len(search.candidates), len(seeds))
 
 
-class Rounds:
-    """Trains the rounds of a search in one directory."""
+class Found(NamedTuple):
+    """What a search found."""
 
-    def __init__(self, search: Search, folder: Path) -> None:
-        self.search, self.directory = search, SweepDirectory.create(folder)
-        self.waves = Waves(self.directory, WaveTrainer(search.algorithm, progress=False))
-        self.count = 0
-
-    def train(self, chosen: Sequence[int], seeds: range) -> dict[int, np.ndarray]:
-        """Train candidates, and return the score of each seed by candidate; a diverged one counts as the lowest."""
-        wanted = list(members(self.search, chosen, seeds, self.count))
-        self.count += len(wanted)
-        self.waves.train(wanted)
-        found: dict[int, float] = {}
-        for wave in self.directory.read_waves():
-            if wave.members[0].number >= wanted[0].number:
-                table = read_wave(self.directory, wave, [self.search.score])
-                last = last_known(table[self.search.score])
-                found |= {member.number: float(last[place]) for place, member in enumerate(wave.members)}
-        scores = np.array([found[member.number] for member in wanted])
-        scores = np.where(np.isfinite(scores), scores, np.nanmin(scores)).reshape(len(chosen), len(seeds))
-        return dict(zip(chosen, scores, strict=True))
+    chosen: dict[str, Any]
+    """The candidate."""
+    fresh: np.ndarray
+    """Its scores with the seeds that confirm."""
+    scores: np.ndarray
+    """`[candidates, seeds]`: all of them."""
 
 
-def run(search: Search, folder: Path) -> dict[str, Any]:
-    """Make the three rounds, and print the best of each."""
-    begin, rounds = time.perf_counter(), Rounds(search, folder)
-    first, second, last = search.seeds
-    found = rounds.train(range(len(search.candidates)), range(first))
-    print(f"  {len(found)} candidates, {time.perf_counter() - begin:.0f} s", flush=True)
-    best = _ordered(found)[: search.best]
-    again = rounds.train(best, range(first, first + second))
-    both = {index: np.concatenate([found[index], again[index]]) for index in best}
-    for index in _ordered(both):
-        print(f"  {_text(both[index])} {search.candidates[index]}", flush=True)
-    winner = _ordered(both)[0]
-    fresh = rounds.train([winner], range(FRESH, FRESH + last))[winner]
-    print(f"  confirmed with seeds {FRESH} to {FRESH + last - 1}: {_text(fresh)} {np.round(fresh, 1).tolist()}")
-    print(f"  {time.perf_counter() - begin:.0f} s, {rounds.waves.compile_seconds:.0f} s of it compiling", flush=True)
-    return {
-        "algorithm": search.algorithm,
-        "settings": {**search.settings, **search.candidates[winner]},
-        "fresh": fresh.tolist(),
-        "tried": [
-            {"candidate": candidate, "scores": both.get(index, found[index]).tolist()}
-            for index, candidate in enumerate(search.candidates)
-        ],
-        "device": f"{jax.devices()[0].device_kind}, jax {jax.__version__}",
-    }
-
-
-def _ordered(found: dict[int, np.ndarray]) -> list[int]:
-    """The candidates from the best mean to the worst."""
-    return sorted(found, key=lambda index: -found[index].mean())
+def run(search: Search) -> Found:
+    """Train, choose, and print the best candidates with the seeds to choose on, then the chosen one with the others."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        scores = train(search, Path(folder) / "search")
+    tried, fresh = np.split(scores, [search.seeds[0]], axis=1)
+    order = np.argsort(-tried.mean(axis=1), kind="stable")
+    for index in order[:8]:
+        print(f"  {_text(tried[index])} {search.candidates[index]}", flush=True)
+    best = order[0]
+    seeds = f"seeds {FRESH} to {FRESH + search.seeds[1] - 1}"
+    print(f"  confirmed with {seeds}: {_text(fresh[best])} {np.round(fresh[best], 1).tolist()}")
+    print(f"  {len(scores)} candidates, {scores.size} members, {time.perf_counter() - begin:.0f} s", flush=True)
+    return Found(search.candidates[best], fresh[best], scores)
 
 
 def _text(scores: np.ndarray) -> str:
@@ -234,13 +189,14 @@ def main() -> None:
         search = SEARCHES[name]
         if arguments.small:
             settings = {**search.settings, "total_steps": 20_000}
-            search = search._replace(settings=settings, candidates=search.candidates[::13], seeds=(2, 2, 2), best=2)
+            search = search._replace(settings=settings, candidates=search.candidates[::13], seeds=(2, 2))
         print(f"{name}: {search.settings}", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            found = run(search, Path(folder) / name)
+        found = run(search)
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / f"{name}.json").write_text(json.dumps(found), encoding="utf-8")
+            device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
+            written = {"chosen": found.chosen, "candidates": search.candidates, "scores": found.scores.tolist()}
+            (arguments.out / f"{name}.json").write_text(json.dumps(written | {"device": device}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig, settings_classes
 
-
 _OTHER_NAMES = [f"--{name}" for name in ("env_id", "env-id", "env_name", "env-name")]
 """What other libraries call `--env`."""
 

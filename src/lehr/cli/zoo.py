@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> None:
         return
     for flag, value in (("--seeds", arguments.seeds), ("--first-seed", arguments.first_seed)):
         if value is not None:
-            raise InputError(f"{flag} is {value}, but nothing is trained; write 'lehr zoo check ALGORITHM ENV {flag} N'.")
+            raise InputError(
+                f"{flag} is {value}, but nothing is trained; write 'lehr zoo check ALGORITHM ENV {flag} N'."
+            )
     if algorithm is not None and env is not None:
         _show(zoo.find(algorithm, env))
     else:
