@@ -52,6 +52,7 @@ def test_mean_deviation_and_what_is_met():
     assert str(published) == "9 ± 0.5 (somebody)"
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 def test_a_tuned_run_has_the_tuned_settings_and_those_given_override_them(tmp_path, capsys):
     tuned = zoo.find("trpo", "MountainCarContinuous-v0").settings
     words = "--env MountainCarContinuous-v0 --tuned --gamma 0.5 --total-steps 512 --horizon 32 --value-epochs 1"
@@ -65,6 +66,7 @@ def test_a_tuned_run_has_the_tuned_settings_and_those_given_override_them(tmp_pa
     assert "discount" not in shown, "it was given"
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 def test_an_entry_trained_again_gives_a_return_for_each_seed():
     entry = zoo.find("trpo", "MountainCarContinuous-v0")
     small = Entry(entry.algorithm, entry.env, {**entry.settings, **FEW})
@@ -87,7 +89,7 @@ def test_another_reward_model_leaves_out_the_settings_of_the_tuned_one():
         (lambda: zoo.find("ppg", "MountainCar-v0"), "on MountainCar-v0 it has ppo and trpo, and for ppg CartPole-v1, "),
         (lambda: zoo.find("gail", "Nowhere-v0"), "on Nowhere-v0 it has none, and for gail none; choose"),
         (lambda: lehr.train("ppo", "Nowhere-v0", tuned=True), "no tuned settings for ppo on Nowhere-v0"),
-        (lambda: lehr.train("ppo", lehr.envs.make("CartPole-v1"), tuned=True), "knows environments by their names"),
+        (lambda: lehr.train("ppo", lehr.envs.make("CartPole-v1"), tuned=True), "knows environments by name"),
         (lambda: lehr.train("ppo", tuned=True, preset="classic"), "preset is 'classic', but the tuned settings"),
         (lambda: lehr.train("ppo", tuned=True, from_run="run"), "a fork keeps the settings"),
     ],

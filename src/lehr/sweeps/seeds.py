@@ -98,7 +98,7 @@ def _with_tuned(algorithm: Any, env: Any, from_run: Any, settings: dict[str, Any
     name = settings.get("env", RunConfig.env) if env is None else env
     if not isinstance(name, str):
         raise InputError(
-            f"tuned is true, but env is {quoted(name)}, and the zoo knows environments by their names; give a name, such "
+            f"tuned is true, but env is {quoted(name)}, and the zoo knows environments by name; give one, such "
             "as 'CartPole-v1', or drop tuned."
         )
     entry, found = zoo.find(algorithms.name_of(algorithm), name), zoo.with_tuned(algorithm, name, settings)
