@@ -9,7 +9,6 @@ keeps the policy where it was. See docs/ppg.md for the details.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import jax
@@ -141,7 +140,8 @@ class Algorithm(ActorCriticAlgorithm):
         params, old = learner.params, learner.auxiliary
         kept, filled = self._remember(learner.memory, old.filled, rollout, target), old.filled + 1
         is_due = filled == self.config.policy_updates
-        params, head, optimiser, newest = self._phase_if(is_due, params, old, kept, coef, auxiliary_key)
+        given = jax.lax.optimization_barrier((params, old, kept, coef))
+        params, head, optimiser, newest = self._phase_if(is_due, *given, auxiliary_key)
         auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
 
@@ -160,8 +160,8 @@ class Algorithm(ActorCriticAlgorithm):
             # By itself, vmap would compute a phase at every update, to use it when it is due. The members of a
             # population are in step as a rule, so most updates need none.
             axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(is_batched))
-            choices = (partial(jax.vmap(made, axes, axis_size=size), *given) for made in (chosen, unchanged))
-            found = jax.lax.cond(jnp.any(given[0]), *choices)
+            choices = (jax.vmap(made, axes, axis_size=size) for made in (chosen, unchanged))
+            found = jax.lax.cond(jnp.any(given[0]), *choices, *given)
             return found, jax.tree.map(lambda _: True, found)
 
         one = jax.custom_batching.custom_vmap(chosen)
