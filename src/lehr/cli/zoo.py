@@ -111,7 +111,7 @@ def _show(entry: Entry) -> None:
     facts |= {"chosen": entry.chosen} if entry.chosen else {}
     facts["settings"] = [f"{name}: {zoo.setting_text(value)}" for name, value in entry.settings.items()]
     facts["train"] = f"lehr train {entry.algorithm} --env {entry.env} --tuned"
-    facts |= {"check": entry.command} if entry.returns else {}
+    facts |= {"shown by": entry.command} if entry.returns else {}
     output.print_facts(output.console(), facts)
 
 

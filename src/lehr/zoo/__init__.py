@@ -55,6 +55,8 @@ class Entry:
     chosen: str = ""
     """How the settings were chosen, and on which seeds."""
     published: Published | None = None
+    shown_by: str = ""
+    """The command that showed the returns, if it was not that of `lehr zoo check`."""
 
     @property
     def total_steps(self) -> int:
@@ -99,7 +101,9 @@ class Entry:
 
     @property
     def command(self) -> str:
-        """The command that trains the entry with the seeds of `returns`, and prints what they reach."""
+        """The command that showed the returns: it trains the entry with their seeds."""
+        if self.shown_by:
+            return self.shown_by
         seeds = f"--seeds {len(self.seeds)} --first-seed {min(self.seeds)}"
         return f"lehr zoo check {self.algorithm} {self.env} {seeds}"
 
