@@ -59,42 +59,31 @@ def together(groups: Sequence[dict[str, Any]], coefficients: Sequence[dict[str, 
 NORMALISED = {"normalise_observations": True, "normalise_rewards": True}
 ACROBOT = Search(
     "ppo",
-    {"env": "Acrobot-v1", "total_steps": 1_000_000, "evaluate_episodes": 200, **NORMALISED},
-    together(
-        [{"num_envs": 32, "horizon": 128, "minibatches": 8, "epochs": 8}],
-        grid(
-            discount=["0.99", "0.99 -> 0.999", "1"],
-            gae_lambda=["0.95", "0.99"],
-            learning_rate=["1e-3 -> 0", "3e-3 -> 0"],
-            entropy_coef=["0", "0.01 -> 0", "0.05 -> 0"],
-        ),
-    ),
+    {"env": "Acrobot-v1", "total_steps": 1_000_000, "evaluate_episodes": 200, **NORMALISED}
+    | {"num_envs": 32, "horizon": 128, "minibatches": 8, "epochs": 8, "gae_lambda": 0.95}
+    | {"learning_rate": "1e-3 -> 0", "entropy_coef": "0.01 -> 0"},
+    grid(discount=["0.99", "0.99 -> 0.999", "1"]),
+    seeds=(2, 5),
 )
 MOUNTAIN_CAR = Search(
     "ppo",
-    {"env": "MountainCar-v0", "total_steps": 1_000_000, "evaluate_episodes": 200, **NORMALISED},
-    together(
-        [{"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "action_repeat": 4}],
-        grid(
-            discount=["0.97", "0.99", "0.97 -> 1"],
-            gae_lambda=["0.95", "0.98"],
-            learning_rate=["1e-3 -> 0", "3e-3 -> 0"],
-            entropy_coef=["0", "0.01 -> 0", "0.1 -> 0"],
-        ),
-    ),
+    {"env": "MountainCar-v0", "total_steps": 1_000_000, "evaluate_episodes": 200, **NORMALISED, "action_repeat": 4}
+    | {"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "gae_lambda": 0.95}
+    | {"learning_rate": "1e-3 -> 0", "entropy_coef": "0.01 -> 0"},
+    grid(discount=["0.97", "0.99", "0.97 -> 1"]),
+    seeds=(3, 6),
 )
 TRPO_MOUNTAIN_CAR = Search(
     "trpo",
-    {"env": "MountainCar-v0", "total_steps": 100_000, "evaluate_episodes": 200, **NORMALISED},
-    together(
-        [{"num_envs": 8, "horizon": 32, "action_repeat": 4, "value_epochs": 10, "value_minibatches": 4}],
-        grid(
-            target_kl=["0.05 -> 0.01", "0.1 -> 0.01"],
-            discount=["0.97", "0.99", "0.97 -> 1"],
-            gae_lambda=["0.95", "0.98"],
-            value_learning_rate=["1e-3", "3e-3 -> 3e-4"],
-        ),
+    {"env": "MountainCar-v0", "total_steps": 100_000, "evaluate_episodes": 200, **NORMALISED, "action_repeat": 4}
+    | {"num_envs": 8, "horizon": 32, "value_epochs": 20, "value_minibatches": 4, "value_learning_rate": "3e-3 -> 3e-4"},
+    grid(
+        target_kl=["0.03", "0.05 -> 0.01", "0.05 -> 0.002"],
+        discount=["0.98", "0.99"],
+        gae_lambda=["0.95", "0.98"],
+        entropy_coef=["0", "0.01 -> 0"],
     ),
+    seeds=(8, 2),
 )
 HIDDEN_CARTPOLE = Search(
     "recurrent_ppo",

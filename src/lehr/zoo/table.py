@@ -38,7 +38,11 @@ def _cells(entry: Entry) -> Iterator[str]:
     yield f"`{entry.env}`"
     yield f"`{entry.algorithm}`"
     yield short_number(entry.total_steps)
-    yield f"{entry.mean:.5g} ± {entry.deviation:.2g}"
+    yield (
+        f"{entry.mean:.4g} ± {entry.deviation:#.2g}"
+        if entry.deviation < 99.5
+        else f"{entry.mean:.0f} ± {entry.deviation:.0f}"
+    )
     yield f"{min(entry.seeds)} to {max(entry.seeds)}" if len(entry.seeds) > 1 else str(entry.seeds[0])
     yield "" if entry.published is None else f"{entry.published}{'' if entry.meets else ', **not met**'}"
     yield f"{entry.settings['evaluate_episodes']} episodes, {actions}"
