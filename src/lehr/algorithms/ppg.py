@@ -140,8 +140,10 @@ class Algorithm(ActorCriticAlgorithm):
         params, old = learner.params, learner.auxiliary
         kept, filled = self._remember(learner.memory, old.filled, rollout, target), old.filled + 1
         is_due = filled == self.config.policy_updates
-        given = jax.lax.optimization_barrier((params, old, kept, coef))
-        params, head, optimiser, newest = self._phase_if(is_due, *given, auxiliary_key)
+        # Without the barrier, populations on a CPU, compiled without XLA's fusion emitters as in our tests, reported a
+        # wrong norm of the policy phase's gradient.
+        params, old, kept, coef = jax.lax.optimization_barrier((params, old, kept, coef))
+        params, head, optimiser, newest = self._phase_if(is_due, params, old, kept, coef, auxiliary_key)
         auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
 
