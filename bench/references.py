@@ -21,11 +21,14 @@ from lehr.cli.zoo import protocol, retrained
 from lehr.zoo import Entry, Published
 
 CLASSIC = {"preset": "classic", "total_steps": 500_000, "evaluate_episodes": 500}
-PRESETS = [
+MEMORY = zoo.find("recurrent_ppo", "CartPole-Hidden-v1")
+OTHERS = [
     Entry("ppo", "CartPole-v1", CLASSIC, actions="sampled", published=Published(490.0, "CleanRL", 6.1)),
     Entry("ppo", "Acrobot-v1", CLASSIC, actions="sampled", published=Published(-86.4, "CleanRL", 1.3)),
+    Entry("recurrent_ppo", "CartPole-v1", MEMORY.settings),
+    Entry("recurrent_ppo", MEMORY.env, {**MEMORY.settings, "torso": "lstm"}, published=MEMORY.published),
 ]
-"""Rows of CleanRL, whose settings are a preset."""
+"""Rows that are not in the zoo: those of CleanRL, whose settings are a preset, and others with the settings of an entry."""
 
 
 def measured(entry: Entry, seeds: range, machine: str) -> Entry:
@@ -62,12 +65,12 @@ def main() -> None:
     machine = f"{arguments.machine}, jax {jax.__version__}"
     columns = ("algorithm", "task", "env steps", "published", "ours", "each seed", "meets", "evaluation", "all seeds")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
-    for entry in [*PRESETS, *zoo.entries()]:
+    for entry in [*OTHERS, *zoo.entries()]:
         if all(word == entry.algorithm or word.lower() in entry.env.lower() for word in arguments.words):
             begin = time.perf_counter()
             found = measured(entry, seeds, machine)
             print(row(found, time.perf_counter() - begin), flush=True)
-            if arguments.write and entry not in PRESETS:
+            if arguments.write and entry not in OTHERS:
                 key = entry.algorithm, entry.env
                 rest = zoo.entries(entry.algorithm)
                 zoo.write(entry.algorithm, [found if (one.algorithm, one.env) == key else one for one in rest])
