@@ -28,7 +28,7 @@ OTHERS = [
     Entry("recurrent_ppo", "CartPole-v1", MEMORY.settings),
     Entry("recurrent_ppo", MEMORY.env, {**MEMORY.settings, "torso": "lstm"}, published=MEMORY.published),
 ]
-"""Rows that are not in the zoo: those of CleanRL, whose settings are a preset, and others with the settings of an entry."""
+"""Rows that are not in the zoo: those of CleanRL, whose settings are a preset, and two with those of an entry."""
 
 
 def measured(entry: Entry, seeds: range, machine: str) -> Entry:
