@@ -94,7 +94,7 @@ def train(
         settings["env"] = env
     if from_run is None:
         with _preparing(algorithm, settings):
-            plan = make_plan(algorithm, settings, instance)
+            plan = make_plan(algorithm, settings, instance).on_devices()
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
@@ -152,7 +152,7 @@ def resume(
         check_trust(saved, f"The run '{directory.path}'", trust, env)
         changed = _changed(algorithm, saved, settings)
         with _preparing(algorithm, changed):
-            plan = make_plan(algorithm, changed, None if isinstance(env, str) else env)
+            plan = make_plan(algorithm, changed, None if isinstance(env, str) else env).on_devices()
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -357,7 +357,7 @@ def _fork(
             f"total_steps is {plan.run.total_steps}, but the original run has already made {meta['env_steps']} env "
             "steps, which count toward the budget; give more."
         )
-    return replace(plan, state=state)
+    return replace(plan, state=state).on_devices()
 
 
 def _shapes(state: TrainState) -> dict[str, str]:
