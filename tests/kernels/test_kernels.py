@@ -8,7 +8,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from lehr import kernels
 from lehr.envs.suites.lean_step import lean_step
@@ -108,6 +108,8 @@ def test_it_is_the_program_that_counts_devices_and_not_the_machine(monkeypatch, 
         assert kernels.is_chosen("written_out", X)
     with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("envs",))):
         assert chosen()
+    with jax.sharding.use_abstract_mesh(AbstractMesh((4,), ("envs",), axis_types=(AxisType.Manual,))):
+        assert chosen()  # the program of one device, as under shard_map
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, True), (4, False)])

@@ -158,6 +158,7 @@ def collect(
         final_obs=final_obs if needs_final_obs else (),
         taken=out.get("taken", ()),
     )
+    resets = resets and resets.agreed()
     last = actor._replace(env_state=env_state, resets=resets, obs=last_obs, reset=done[-1], carry=carry)
     raw_obs = out.get("raw_obs", out["obs"])
     return collected(agent, params, statistics, actor, trajectory, last, raw_obs, env.num_agents, needs)

@@ -15,6 +15,7 @@ from lehr.algorithms.base import Algorithm as Base
 from lehr.algorithms.settings import Settings
 from lehr.config import Coef, Plugin, check_counts
 from lehr.errors import InputError
+from lehr.maths import across
 from lehr.maths import replay as ring
 from lehr.maths.laprop import clip_adaptively
 from lehr.maths.optimise import Optimiser
@@ -152,9 +153,9 @@ class Algorithm(Base):
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """Return a learner with an empty replay."""
         config, (horizon, streams) = self.config, example.reward.shape
-        capacity = config.replay_size // streams
+        capacity = config.replay_size // (across.devices() * streams)
         usable = capacity - ring.margin(horizon)
-        if usable < self.sequence or streams * usable < config.prefill:
+        if usable < self.sequence or across.devices() * streams * usable < config.prefill:
             least = streams * (ring.margin(horizon) + max(self.sequence, -(-config.prefill // streams)))
             raise InputError(
                 f"replay_size is {config.replay_size}, which is {capacity} steps of each of {streams} environments and "
@@ -179,7 +180,7 @@ class Algorithm(Base):
     def gradient_steps(self, rollout: Rollout) -> int:
         """Return the number of gradient steps per update: replayed steps over steps of a batch."""
         config, collected = self.config, rollout.reward.size
-        batch = config.batch_size * config.batch_length
+        batch = across.share(config.batch_size, "batch_size") * config.batch_length
         steps = round(config.train_ratio * collected / batch)
         if steps < 1:
             raise InputError(
@@ -265,8 +266,9 @@ class Algorithm(Base):
             return after, rows.mean()
 
         _, shapes = jax.eval_shape(train, start)
-        enough = jnp.any(ring.number_of_sequences(cursor, self.sequence) > 0)
-        enough &= jnp.sum(cursor.size) >= self.config.prefill
+        enough = across.all(jnp.any(ring.number_of_sequences(cursor, self.sequence) > 0))
+        steps = across.sum(jnp.sum(cursor.size))
+        enough &= steps >= self.config.prefill
         after, metrics = jax.lax.cond(
             enough, train, lambda start: (start, jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)), start
         )
@@ -275,7 +277,7 @@ class Algorithm(Base):
         for leaf in jax.tree.leaves((rollout.obs, rollout.action)):
             sound &= jnp.all(jnp.isfinite(leaf))
         metrics["loss/total"] = jnp.where(sound, metrics["loss/total"], jnp.nan)
-        metrics["replay/steps"] = jnp.sum(cursor.size).astype(jnp.float32)
+        metrics["replay/steps"] = steps.astype(jnp.float32)
         metrics["replay/gradient_steps"] = jnp.where(enough, len(keys), 0).astype(jnp.float32)
         acting = {"random": 1 - enough.astype(jnp.float32), "uniform_mix": coef["uniform_mix"]}
         return Learner(
@@ -291,14 +293,18 @@ class Algorithm(Base):
         """Draw sequences, take one gradient step on all losses, and refresh the latent states in the replay."""
         draw_key, loss_key = jax.random.split(key)
         current = data._replace(entries=data.entries._replace(extras=carried.latents))
-        drawn = ring.draw(current, cursor, draw_key, self.config.batch_size, self.sequence)
+        batch = across.share(self.config.batch_size, "batch_size")
+        drawn = ring.draw(current, cursor, draw_key, batch, self.sequence)
         networks = unpack(carried.params)
         (_, (found, returns, metrics)), gradients = jax.value_and_grad(self.loss, has_aux=True)(
             networks, carried.slow_critic, carried.returns, drawn.entries, coef, loss_key
         )
+        gradients = across.mean(gradients)
         if "adaptive_clip" in coef:
             gradients = clip_adaptively(gradients, networks, coef["adaptive_clip"])
-        step = self.optimiser.step(carried.params, carried.optimiser, gradients, coef["learning_rate"], None)
+        step = self.optimiser.step(
+            carried.params, carried.optimiser, gradients, coef["learning_rate"], None, reduced=True
+        )
         slow = jax.tree.map(
             lambda slow, now: slow + coef["slow_value_rate"] * (now - slow),
             carried.slow_critic,

@@ -19,7 +19,7 @@ from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import ClippedSettings
 from lehr.config import Coef, Plugin, check_counts
 from lehr.errors import InputError
-from lehr.maths import minibatches
+from lehr.maths import across, minibatches
 from lehr.maths.advantages import advantages_of
 from lehr.maths.distributions import Distribution
 from lehr.maths.losses import value_loss, weighted_mean
@@ -220,7 +220,7 @@ class Algorithm(ActorCriticAlgorithm):
             "auxiliary/value_error": value_loss(new_values, kept.target, kept.valid),
             "auxiliary/loss": jnp.mean(losses),
         }
-        return params, head, state, metrics
+        return params, head, state, across.mean(metrics)  # part of the state, and so the same on all devices
 
     def _outputs(self, params: PyTree, kept: Kept) -> tuple[Any, jax.Array]:
         """Return the policy, a `Distribution`, and the values `[policy_updates, T, N]`, computed rollout by rollout."""

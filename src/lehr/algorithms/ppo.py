@@ -17,7 +17,7 @@ from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings
 from lehr.config import Coef, check_counts
 from lehr.errors import InputError, closest
-from lehr.maths import accumulate, sequences
+from lehr.maths import accumulate, across, sequences
 from lehr.maths.advantages import advantages_of, corrected_gae_of
 from lehr.maths.losses import (
     PartOf,
@@ -202,7 +202,7 @@ class Algorithm(ActorCriticAlgorithm):
             if "target_kl" not in coef:
                 return (step.params, step.state, known, active), MetricRow.of(metrics)
             # A step is either taken or skipped; after the first skipped one, the rest of the update is skipped too.
-            active &= metrics["policy/approximate_kl"] <= coef["target_kl"]
+            active &= across.mean(metrics["policy/approximate_kl"]) <= coef["target_kl"]
             new, old = (step.params, step.state), (params, state)
             kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, old)
             metrics["policy/steps_taken"] = active.astype(jnp.float32)
@@ -266,7 +266,7 @@ class Algorithm(ActorCriticAlgorithm):
         def part_of(given: tuple[Minibatch, Key]) -> Any:
             # Means of parts, averaged, must be the mean of the whole, in which each valid step counts alike.
             mask = validity(given[0].data.rollout)
-            weights = None if mask is None or valid is None else PartOf(mask, jnp.sum(valid) / parts)
+            weights = None if mask is None or valid is None else PartOf(mask, across.mean_count(jnp.sum(valid)) / parts)
             return differentiate(params, given[0], weights, coef, given[1], estimated=True)
 
         (loss, metrics, gradients), _ = accumulate.mean_over_parts(
@@ -319,5 +319,5 @@ class Algorithm(ActorCriticAlgorithm):
         metrics |= policy_metrics(policy, entropy, log_ratio, valid)
         if weights is not None:
             metrics["priority/weight"] = jnp.mean(weights)
-            metrics["priority/weight_max"] = jnp.max(weights)
+            metrics["priority/weight_max"] = across.maximum(jnp.max(weights))
         return total, (metrics, masked(found, valid))

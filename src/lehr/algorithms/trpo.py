@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import OnPolicySettings, TargetKLSettings
 from lehr.config import Coef, Names, Plugin, check_counts
-from lehr.maths import minibatches
+from lehr.maths import across, minibatches
 from lehr.maths.advantages import advantages_of
 from lehr.maths.distributions import Distribution
 from lehr.maths.losses import (
@@ -145,10 +145,10 @@ class Algorithm(ActorCriticAlgorithm):
         def curvature(vector: jax.Array) -> jax.Array:
             """Return (F + damping · 1) v with F = Jᵀ H J, where H is the Hessian of the divergence in the outputs."""
             _, tangent = jax.jvp(jax.grad(divergence), (before,), (jacobian(vector),))
-            return transposed(tangent)[0] + coef["damping"] * vector
+            return across.mean(transposed(tangent)[0]) + coef["damping"] * vector
 
         old, slope = jax.value_and_grad(objective)(before)
-        (gradient,) = transposed(slope)
+        gradient = across.mean(transposed(slope)[0])
         direction, residual = conjugate_gradients(curvature, gradient, self.config.conjugate_steps)
         # --- the step: as long as the quadratic model of the divergence allows, shortened until it is accepted
         length = 2 * coef["target_kl"] / jnp.maximum(jnp.vdot(direction, gradient - residual), 1e-12)
@@ -157,7 +157,7 @@ class Algorithm(ActorCriticAlgorithm):
         def attempt(search: _Search) -> _Search:
             parameters = start + coef["line_search_shrink"] ** search.tried * step
             policy = policy_of(parameters)
-            gain, kl = objective(policy) - old, divergence(policy)
+            gain, kl = across.mean((objective(policy) - old, divergence(policy)))
             accepted = (gain > 0) & (kl <= coef["target_kl"])
             return _Search(
                 tried=search.tried + 1,

@@ -28,6 +28,7 @@ only changes the default writes `Coef` and inherits them. The default range is 0
 
 _PLUGIN = "a user's object, or its name"
 Plugin = Annotated[Any, _PLUGIN]
+CountOrAll = int | Literal["all"]
 """The type of a field that accepts the name of a built-in, `module:Name`, or an object of your own."""
 
 MISSING: Any = dataclasses.MISSING
@@ -55,7 +56,7 @@ class FieldDescription(NamedTuple):
     help: str
     """The docstring under the field."""
     type: Any
-    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `Plugin` or `Coef`."""
+    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `CountOrAll`, `Plugin`/`Coef`."""
     optional: bool
     """Whether it may be `None`."""
     coefficient: Coefficient | None = None
@@ -205,6 +206,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 _TYPE_TEXTS = {
+    CountOrAll: "a whole number, or all",
     Plugin: "a name, 'module:Name', or an object",
     tuple[Plugin, ...]: "names, 'module:Name', or objects",
     Coef: "a number or a schedule such as '0.03 -> 0.001 cosine'",
@@ -349,6 +351,10 @@ def _whole_number(given: Any) -> int:
     return whole
 
 
+def _count_or_all(given: Any) -> int | str:
+    return "all" if given == "all" else _whole_number(given)
+
+
 def _text(given: Any) -> str:
     if not isinstance(given, str | os.PathLike):
         raise ValueError
@@ -367,4 +373,5 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     float: _number,
     str: _text,
     Plugin: _plugin,
+    CountOrAll: _count_or_all,
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from lehr.config.build import advice, presets_of
-from lehr.config.fields import MISSING, Coef, FieldDescription, Plugin, describe, fields_of
+from lehr.config.fields import MISSING, Coef, CountOrAll, FieldDescription, Plugin, describe, fields_of
 from lehr.config.spelling import suggestion
 from lehr.errors import InputError, quoted, shortened
 from lehr.schedules.keys import ENDINGS
@@ -19,6 +19,7 @@ _classes: WeakKeyDictionary[argparse.ArgumentParser, tuple[type, ...]] = WeakKey
 """The settings classes of parsers, for advice on unknown flags."""
 _METAVARS = {
     Coef: "SCHEDULE",
+    CountOrAll: "N|all",
     Plugin: "NAME",
     int: "INTEGER",
     float: "NUMBER",

@@ -15,6 +15,7 @@ import numpy as np
 from lehr.envs.base import Environment
 from lehr.errors import InputError
 from lehr.masks import MASK, is_masked
+from lehr.maths import across
 from lehr.spaces import Box, Dict, Space, flatten, flatten_space
 from lehr.types import Key, PyTree, Timestep
 
@@ -137,6 +138,15 @@ class ResetPool(NamedTuple):
     """int32 `[]`: where the next states are written, a multiple of how many are made in a step."""
     unread: jax.Array
     """int32 `[]`: how many states before `position` no episode has started from."""
+
+    def agreed(self) -> "ResetPool":
+        """Return the pool with the same number of unread states on all devices; those that have more forget some."""
+        return self._replace(unread=across.minimum(self.unread))
+
+    def refilled(self, size: int, devices: int) -> "ResetPool":
+        """Return a pool of `size` states on each of some devices, all unread, with the states of this one in turn."""
+        rows = jnp.arange(devices * size) % len(jax.tree.leaves(self.starts)[0])
+        return ResetPool(jax.tree.map(lambda x: x[rows], self.starts), jnp.int32(0), jnp.int32(size))
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 | name | what it does | where |
 |---|---|---|
-| mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, one device |
-| row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, one device |
+| mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, on each device |
+| row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
 Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `scan` or `rewrite`
@@ -165,11 +165,12 @@ def _parse(text: str) -> frozenset[str]:
 def _is_split(arguments: PyTree) -> bool:
     """Whether the traced program runs on several devices: in the scope of a mesh, or with an argument on a mesh.
 
-    The number of devices of the machine does not matter: most programs use one of them.
+    The number of devices of the machine does not matter: most programs use one of them. Nor does a mesh under
+    `jax.shard_map`, where the program is that of one device.
     """
     types = [getattr(jax.typeof(x), "sharding", None) for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
     meshes = [jax.sharding.get_abstract_mesh(), *(getattr(sharding, "mesh", None) for sharding in types)]
-    return any(mesh is not None and mesh.size > 1 for mesh in meshes)
+    return any(mesh is not None and mesh.size > 1 and not mesh.are_all_axes_manual for mesh in meshes)
 
 
 _warned: set[str] = set()

@@ -4,6 +4,8 @@ With `weights`, every mean is a weighted mean, Σ w x / Σ w. Weights broadcast 
 or one importance weight per segment, `[N]`. Dividing by Σ w is correct for masks, and makes the loss independent of the
 scale of the weights. For the unbiased importance-sampling mean, Σ w x / n, pass `weights * advantages` as the
 advantages instead.
+
+On several devices, a loss or a metric is this device's part: its mean over devices is that of the whole.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -11,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from lehr.maths import across
 from lehr.maths.distributions import Distribution
 from lehr.types import Metrics, Rollout, check_same_shape
 
@@ -61,7 +64,7 @@ def weighted_mean(terms: jax.Array, weights: Weights = None) -> jax.Array:
         return jnp.mean(terms)
     total = weights.total if isinstance(weights, PartOf) else None
     weights = jnp.broadcast_to(weights.weights if isinstance(weights, PartOf) else weights, terms.shape)
-    total = jnp.sum(weights) if total is None else total
+    total = across.mean_count(jnp.sum(weights)) if total is None else total
     return jnp.sum(weights * terms) / jnp.where(total == 0, 1, total)
 
 
@@ -71,8 +74,8 @@ def standardise(advantages: jax.Array, weights: Weights = None, epsilon: float =
     >>> standardise(jnp.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
-    centred = advantages - weighted_mean(advantages, weights)
-    return centred / (jnp.sqrt(weighted_mean(jnp.square(centred), weights)) + epsilon)
+    centred = advantages - across.mean(weighted_mean(advantages, weights))
+    return centred / (jnp.sqrt(across.mean(weighted_mean(jnp.square(centred), weights))) + epsilon)
 
 
 def policy_gradient_loss(log_prob: jax.Array, advantages: jax.Array, weights: Weights = None) -> jax.Array:
@@ -177,11 +180,11 @@ def explained_variance(values: jax.Array, returns: jax.Array, weights: Weights =
     """
     check_same_shape(values=values, returns=returns)
 
-    def variance(x: jax.Array) -> jax.Array:
-        return weighted_mean(jnp.square(x - weighted_mean(x, weights)), weights)
-
-    total = variance(returns)
-    return jnp.where(total > 0, 1.0 - variance(returns - values) / jnp.where(total > 0, total, 1.0), 0.0)
+    samples = returns, returns - values
+    means = across.mean([weighted_mean(x, weights) for x in samples])
+    squares = [weighted_mean(jnp.square(x - mean), weights) for x, mean in zip(samples, means, strict=True)]
+    total, rest = across.mean(squares)
+    return jnp.where(total > 0, 1.0 - rest / jnp.where(total > 0, total, 1.0), 0.0)
 
 
 def policy_metrics(policy: Distribution, entropy: jax.Array, log_ratio: jax.Array, weights: Weights = None) -> Metrics:

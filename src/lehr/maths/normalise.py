@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lehr.maths import across
 from lehr.maths.recurrence import linear_recurrence
 from lehr.types import PyTree, check_same_shape
 
@@ -65,7 +66,8 @@ def update_statistics(stats: RunningStatistics, batch: PyTree, valid: Any = ()) 
         mean ← mean + w δ
         variance ← variance + w (variance_batch − variance + (1 − w) δ²)
 
-    Entries that would become infinite or NaN keep their old values, so that one bad sample does not ruin a run.
+    Entries that would become infinite or NaN keep their old values, so that one bad sample does not ruin a run. On
+    several devices, the batch is that of all of them.
     """
     leading = {
         x.shape[: x.ndim - mean.ndim]
@@ -77,26 +79,40 @@ def update_statistics(stats: RunningStatistics, batch: PyTree, valid: Any = ()) 
     if len(leading) > 1:
         raise ValueError(f"the leaves have batch axes {sorted(leading)}; give all leaves the same batch axes.")
     mask = None if isinstance(valid, tuple) else valid
-    size = jnp.uint32(math.prod(leading.pop())) if mask is None else jnp.sum(mask, dtype=jnp.uint32)
+    own: Any
+    if mask is None:
+        own = math.prod(leading.pop())
+        size = jnp.uint32(own * across.devices())
+    else:
+        own = jnp.sum(mask, dtype=jnp.uint32)
+        size = across.sum(own)
     low = stats.count[1] + size
     count = jnp.stack([stats.count[0] + (low < stats.count[1]), low])
     weight = size / jnp.maximum(replace(stats, count=count).samples, 1.0)
 
-    def merge(x: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def measure(x: jax.Array, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
         if not _is_floating(x):
-            return mean, variance
+            return jnp.zeros(()), jnp.zeros(())
         axes = tuple(range(x.ndim - mean.ndim))
         centred = x - jnp.expand_dims(mean, axes)
         counts = None if mask is None else mask.reshape(mask.shape + (1,) * mean.ndim)
-        shift = jnp.mean(centred, axes, where=counts)
-        spread = jnp.var(centred, axes, where=counts)
+        return jnp.mean(centred, axes, where=counts), jnp.var(centred, axes, where=counts)
+
+    def merge(
+        x: jax.Array, shift: jax.Array, spread: jax.Array, mean: jax.Array, variance: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        if not _is_floating(x):
+            return mean, variance
         new_mean = mean + weight * shift
         new_variance = variance + weight * (spread - variance + (1.0 - weight) * shift**2)
         finite = jnp.isfinite(new_mean) & jnp.isfinite(new_variance)
         return jnp.where(finite, new_mean, mean), jnp.where(finite, new_variance, variance)
 
-    merged = jax.tree.map(merge, batch, stats.mean, stats.variance)
-    mean, variance = jax.tree.transpose(jax.tree.structure(batch), jax.tree.structure((0, 0)), merged)
+    def both(pairs: PyTree) -> tuple[PyTree, PyTree]:
+        return jax.tree.transpose(jax.tree.structure(batch), jax.tree.structure((0, 0)), pairs)
+
+    found = across.moments(*both(jax.tree.map(measure, batch, stats.mean)), own, size)
+    mean, variance = both(jax.tree.map(merge, batch, *found, stats.mean, stats.variance))
     return RunningStatistics(count, mean, variance)
 
 

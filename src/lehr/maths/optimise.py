@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 
 from lehr import plugins
 from lehr.errors import InputError, closest, shortened
+from lehr.maths import across
 from lehr.maths.laprop import laprop
 from lehr.types import PyTree
 
@@ -140,6 +141,7 @@ class Optimiser:
         learning_rate: Any,
         max_grad_norm: Any,
         coef: Mapping[str, Any] = NO_COEFFICIENTS,
+        reduced: bool = False,
     ) -> Step:
         """Update packed parameters.
 
@@ -154,8 +156,10 @@ class Optimiser:
             max_grad_norm: a scalar, or `None` for no clipping.
             coef: scalars by name; `weight_decay`, `beta1` and `beta2` count. Without `weight_decay`, the optimiser's
                 own applies.
+            reduced: whether the gradients are already the mean over all devices; otherwise it is taken here.
         """
         gradients = self.pack(gradients)[0]
+        gradients = gradients if reduced else across.mean(gradients)
         norm = optax.tree.norm(gradients)
         if max_grad_norm is not None:
             # Avoid dividing by a norm of 0; a non-finite norm stays visible and is not clipped away.

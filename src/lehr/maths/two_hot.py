@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr.maths import across
 from lehr.maths.recurrence import linear_recurrence
 from lehr.types import check_same_shape
 
@@ -138,9 +139,11 @@ def update_range(known: ReturnRange, returns: jax.Array, rate: Any) -> ReturnRan
 
         low ← low + rate (P₅ − low),  high ← high + rate (P₉₅ − high)
 
+    On several devices, these are the means of each device's percentiles: those of all returns would need all of them.
+
     >>> found = update_range(ReturnRange(jnp.float32(0), jnp.float32(0)), jnp.arange(101.0), 0.1)
     >>> float(found.low), float(found.high), float(found.scale)
     (0.5, 9.5, 9.0)
     """
-    low, high = jnp.percentile(returns, jnp.array([5.0, 95.0]))
+    low, high = across.mean(jnp.percentile(returns, jnp.array([5.0, 95.0])))
     return ReturnRange(known.low + rate * (low - known.low), known.high + rate * (high - known.high))

@@ -22,6 +22,7 @@ from lehr.acting.agent import observed
 from lehr.acting.demonstrations import read_demonstrations
 from lehr.config import Coef, check_counts
 from lehr.errors import InputError
+from lehr.maths import across
 from lehr.maths.losses import weighted_mean
 from lehr.maths.optimise import Optimiser
 from lehr.rewards.base import RewardModel
@@ -195,9 +196,14 @@ class Discriminator(RewardModel):
             steps["valid"] = rollout.valid
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), steps)
 
+    @property
+    def batch_size(self) -> int:
+        """Steps of the expert, and as many of the policy, per gradient step and device."""
+        return across.share(self.config.discriminator_batch, "discriminator_batch")
+
     def batches(self, learner: Learner, steps: dict[str, PyTree], key: Key) -> tuple[Rows, Rows]:
         """Draw steps of the expert and of the policy."""
-        size, keys = self.config.discriminator_batch, jax.random.split(key)
+        size, keys = self.batch_size, jax.random.split(key)
         drawn = (
             jax.random.randint(k, (size,), 0, len(data["terminated"]))
             for k, data in zip(keys, (learner.data, steps), strict=True)
@@ -265,7 +271,7 @@ class Discriminator(RewardModel):
             "discriminator/policy_right": weighted_mean((fake < 0).astype(jnp.float32), policy.weight),
         }
         if "gradient_penalty_coef" in coef:
-            size = self.config.discriminator_batch
+            size = self.batch_size
             one, other = (jax.tree.map(lambda x: x[:size], rows.inputs) for rows in (expert, policy))
             penalties = gradient_penalty(judge, one, other, coef["gradient_norm"], key)
             penalty = weighted_mean(penalties, policy.weight[:size])

@@ -152,7 +152,7 @@ class SweepDirectory:
             total = sum(len(wave.members) for wave in waves)
             for wave in waves:
                 most = wave.size if wave.takes_turns else len(wave.members)
-                if type(wave.size) is not int or not wave.members or not 1 <= most <= wave.size <= total:
+                if type(wave.size) is not int or not wave.members or not 1 <= most <= wave.size < 2 * total:
                     raise ValueError(f"wave {wave.number} has {len(wave.members)} members, but its size is {wave.size}")
             return waves
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

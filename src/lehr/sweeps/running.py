@@ -24,6 +24,7 @@ from lehr.training.plan import Plan, make_plan
 from lehr.training.population import Configured, Population, make_population, refuse_host
 from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import Evolution, TooLarge
+from lehr.training.sharding import available
 
 FILLED = 4
 """A wave is filled up to an earlier one's size, to share its program, if that is at most this many times its own."""
@@ -100,6 +101,10 @@ class WaveTrainer:
     def total_steps(self, member: Member) -> int:
         """The budget of a member in env steps."""
         return self._parsed(member).configs[0].total_steps
+
+    def number_of_devices(self, member: Member) -> int:
+        """The number of devices that may share a wave with this member."""
+        return len(available(self._parsed(member).configs[0].devices))
 
     def train(self, wave: Wave, path: Path, title: str = "", report: ProgressFunction | None = None) -> Trained:
         """Train a wave from its beginning, or from its latest checkpoint.
@@ -221,7 +226,7 @@ class Waves:
             self.waves.append(Wave(len(self.waves), tuple(members), size, takes_turns=True))
             return
         count = max(-(-len(members) // (self.size or len(members))), min(least, len(members)))
-        size = -(-len(members) // count)
+        size = self._filled(-(-len(members) // count), members[0])
         group = self.trainer.group(members[0])
         sizes = [wave.size for wave in self.waves if self.trainer.group(wave.members[0]) == group]
         filled = FILLED_ON_CPU if jax.default_backend() == "cpu" else FILLED
@@ -229,6 +234,13 @@ class Waves:
             size = sizes[-1]  # some idle places take less time than compiling again
         for begin in range(0, len(members), size):
             self.waves.append(Wave(len(self.waves), tuple(members[begin : begin + size]), size))
+
+    def _filled(self, size: int, member: Member) -> int:
+        """The size of a wave with idle places, so that all devices of this machine have equally many members."""
+        if self.devices is not None or (self.trainer.make_evolution is not None and not member.fresh):
+            return size
+        used = min(size, self.trainer.number_of_devices(member))
+        return -(-size // used) * used
 
     def _split(self, wave: Wave, needs: str) -> None:
         """Halve a wave, and all others of its group that are as large and have not begun.

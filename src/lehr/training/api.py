@@ -94,7 +94,7 @@ def train(
         settings["env"] = env
     if from_run is None:
         with _preparing(algorithm, settings, instance):
-            plan = make_plan(algorithm, settings, instance)
+            plan = make_plan(algorithm, settings, instance).on_devices()
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
@@ -153,7 +153,7 @@ def resume(
         changed = _changed(algorithm, saved, settings)
         instance = None if isinstance(env, str) else env
         with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance)
+            plan = make_plan(algorithm, changed, instance).on_devices()
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -374,7 +374,7 @@ def _fork(
             f"total_steps is {plan.run.total_steps}, but the original run has already made {meta['env_steps']} env "
             "steps, which count toward the budget; give more."
         )
-    return replace(plan, state=state)
+    return replace(plan, state=state).on_devices()
 
 
 def _shapes(state: TrainState) -> dict[str, str]:

@@ -25,7 +25,8 @@ from lehr.training.leaves import CheckpointError, check_fits, leaves_by_path, re
 from lehr.types import PyTree
 
 _ADDED = (".actor.resets",)
-"""Begins of the paths of leaves that older checkpoints do not have; a state loaded from one keeps the template's."""
+"""Begins of the paths of leaves that older checkpoints do not have; a state loaded from one keeps the template's. Their
+first axis may have another length than the template's, if the run was on another number of devices."""
 
 
 def save(
@@ -100,6 +101,7 @@ def load(
     """
     document = read_document(path)
     wanted = leaves_by_path(template)
+    wanted |= _resized(document["leaves"], wanted)
     saved = {described["path"] for described in document["leaves"]}
     added = {name: leaf for name, leaf in wanted.items() if name.startswith(_ADDED) and name not in saved}
     first = {name: leaf for name, leaf in wanted.items() if MEMORY.match(name)}
@@ -123,6 +125,18 @@ def load(
         restored |= first
     state = jax.tree.unflatten(jax.tree.structure(template), [(added | restored)[name] for name in wanted])
     return state, document["meta"] | {"step": document["step"]} | ({} if has_memory else {"without_memory": True})
+
+
+def _resized(saved: list[dict[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return templates of those leaves whose first axis depends on the number of devices, as long as in the file."""
+    found = {}
+    for described in saved:
+        like = wanted.get(described["path"])
+        if described["path"].startswith(_ADDED) and like is not None and like.ndim:
+            length, *rest = described["shape"] or [0]
+            if isinstance(length, int) and 0 < length < 2**32 and length != like.shape[0] and rest == [*like.shape[1:]]:
+                found[described["path"]] = jax.ShapeDtypeStruct((length, *rest), like.dtype)
+    return found
 
 
 def newest(

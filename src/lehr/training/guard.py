@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from lehr.maths import across
 from lehr.types import PyTree, TrainState
 
 
@@ -15,6 +16,7 @@ def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejecte
     """
     sound = is_finite((after.learner.params, after.learner.optimiser, after.learner.auxiliary))
     sound &= is_finite(after.reward_model._replace(memory=(), data=())) & jnp.isfinite(loss)
+    sound = across.all(sound)  # an environment of one device may have returned what is not finite
     if most_rejected is not None:
         sound &= before.rejected <= most_rejected
 

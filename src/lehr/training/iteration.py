@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from lehr.acting.rollout import Collected, broken, collect, mean_reward
 from lehr.envs import AutoReset
+from lehr.maths import across
 from lehr.maths.normalise import scale_rewards, update_statistics
 from lehr.schedules import env_steps
 from lehr.training.guard import guarded
@@ -30,7 +31,7 @@ def next_rollout(program: Program, state: TrainState) -> Collected:
         state.actor,
         state.observation_statistics,
         program.algorithm.config.horizon,
-        derive(state.key, "rollout", state.updates),
+        across.own(derive(state.key, "rollout", state.updates)),
         program.needs,
     )
 
@@ -44,7 +45,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
     coef = state.coefficients.values(state.controllers, env_steps(state.updates, program.steps_per_update))
 
     # --- rewards
-    model_key = derive(state.key, "reward model", state.updates)
+    model_key = across.own(derive(state.key, "reward model", state.updates))
     judge = model.normalised(state.reward_model, statistics)
     learned_rewards, reward_metrics = model.learn(judge, rollout, coef, model_key)
     latest = learned_rewards._replace(data=judge.data) if model.learns_first else judge
@@ -60,11 +61,12 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
         rollout = rollout._replace(reward=coef["reward_scale"] * rollout.reward)
 
     # --- learning
-    learner, metrics = algorithm.learn(state.learner, rollout, coef, derive(state.key, "learn", state.updates))
+    learn_key = across.own(derive(state.key, "learn", state.updates))
+    learner, metrics = algorithm.learn(state.learner, rollout, coef, learn_key)
 
-    # --- metrics, and the controllers that react to them
-    metrics |= reward_metrics | collected.finished.metrics() | broken(program.env, collected.rollout)
-    metrics["rollout/reward"] = mean_reward(collected.rollout)
+    # --- metrics, of all devices, and the controllers that react to them
+    metrics = across.mean(metrics | reward_metrics | {"rollout/reward": mean_reward(collected.rollout)})
+    metrics |= across.sum(collected.finished).metrics() | across.sum(broken(program.env, collected.rollout))
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = state.coefficients.update(state.controllers, metrics)
 

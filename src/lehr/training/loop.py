@@ -37,6 +37,7 @@ _SOUND_META: dict[str, Callable[[Any], bool]] = {
     "elapsed": _is_number,
     "best": lambda value: value is None or _is_number(value),
     "best_update": lambda value: value is None or isinstance(value, int),
+    "devices": lambda value: value is None or isinstance(value, int),
     "data": lambda value: (
         value is None or (isinstance(value, dict) and all(isinstance(x, str) for x in value.values()))
     ),
@@ -76,6 +77,8 @@ def restore(
             learner=plan.program.algorithm.forget(saved.learner),
             reward_model=plan.program.reward_model.forget(saved.reward_model),
         )
+    if meta.get("devices", 1) != plan.sharding.devices:  # each device has resets of its own
+        saved = saved._replace(actor=saved.actor._replace(resets=plan.state.actor.resets))
     return saved.completed(plan.state), meta
 
 
@@ -120,12 +123,14 @@ class Loop:
         self.verdict = Verdict()
         self.saved: int | None = None
         """The update of the latest checkpoint."""
+        self.compared = False
+        """Whether the copies on several devices were compared."""
         meta: dict[str, Any] | None = None
         if resumes:
             self.state, meta = kind.restore(directory, plan, report=self.warn)
             self.saved, self.elapsed = int(self.state.updates), meta["elapsed"]
             self._check_resumed(self.saved, meta)
-        self.done = int(self.state.updates)
+        self.start = self.done = int(self.state.updates)
         self.is_over = self.course.is_over(self.done, self.state)
         """Whether everything is trained."""
         self.pace = Pace(self.done)
@@ -143,6 +148,11 @@ class Loop:
                 f"{meta['env_steps']} env steps; give at least as many."
             )
         self._report_changed(meta.get("data") or {})
+        if (before := meta.get("devices", 1)) != (now := self.plan.sharding.devices):
+            self.warn(
+                f"The run was on {_devices(before)} and goes on with {now}: each device has random numbers of its own, "
+                "so it will differ from one that was not stopped."
+            )
         if meta.get("without_memory"):
             self.warn(
                 f"The checkpoint of update {update} has no replay or stored rollouts: the run goes on with "
@@ -308,9 +318,11 @@ class Loop:
         """Sync the metrics and save a checkpoint of the current state, unless it is saved already."""
         if self.saved == self.done:
             return
+        self._check_copies()
         meta: dict[str, Any] = {
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
+            "devices": self.plan.sharding.devices,
             **self.record.save(self.done),
         }
         if self.plan.loaded.sources:
@@ -325,6 +337,17 @@ class Loop:
             memory=self.plan.run.checkpoint_replay == "on",
         )
         self.saved, self.saved_at = self.done, time.perf_counter()
+
+    def _check_copies(self) -> None:
+        """Stop a run whose devices do not agree, at its first checkpoint after an update."""
+        if self.compared or self.done == self.start or self.plan.sharding.devices == 1:
+            return
+        self.compared = True
+        if differing := self.plan.sharding.differing(self.state):
+            raise RunFailed(
+                f"The devices do not agree on {differing[0]}: what {self.plan.algorithm} computes from a rollout must "
+                "be averaged with lehr.maths.across before it goes into the state; until it is, train with devices=1."
+            )
 
     # Metrics ------------------------------------------------------------------------------------------------------
 
@@ -380,6 +403,10 @@ class Loop:
     def _stop(self, reason: str) -> None:
         """Stop the run after the current chunk."""
         self.verdict.stop_reason = reason
+
+
+def _devices(number: int) -> str:
+    return "1 device" if number == 1 else f"{number} devices"
 
 
 def _next_count(count: int, pace: float, unit: int = 1, most: int = MOST_UPDATES) -> int:

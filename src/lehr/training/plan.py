@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from lehr import algorithms, config, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
-from lehr.config import Names, Plugin
+from lehr.config import CountOrAll, Names, Plugin
 from lehr.envs import (
     ActionRepeat,
     AnyEnvironment,
@@ -28,7 +28,9 @@ from lehr.spaces import Box
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
+from lehr.training.runners.device import metric_names
 from lehr.training.runners.host import complete
+from lehr.training.sharding import ONE_DEVICE, RunSharding, first_copy, share
 from lehr.types import Loaded, TrainState
 
 ACTORS = ("none", "threads", "processes", "ray")
@@ -60,6 +62,8 @@ class RunConfig:
     """Env steps that each action is repeated for; all of them count toward the budget."""
     frame_stack: Annotated[int, Names(("n_stack", "framestack", "num_stack"))] = 1
     """Number of recent observations stacked into one."""
+    devices: CountOrAll = "all"
+    """Devices that share the environments: a number, or all of this machine that can share them equally."""
     overlap: bool = False
     """Step host environments while the device learns; the acting policy is then one update behind."""
     actors: str = "none"
@@ -99,6 +103,8 @@ class RunConfig:
     """Show progress."""
 
     def __post_init__(self) -> None:
+        if self.devices != "all":
+            config.check_counts(self, "devices")
         config.check_counts(self, "action_repeat", "num_actors", "queue_size", "keep_checkpoints")
         config.check_counts(self, "frame_stack", most=1024)
         config.check_counts(self, "evaluate_episodes", "max_rejected", least=0)
@@ -138,6 +144,8 @@ class Plan:
     """The data of the reward model."""
     notes: tuple[str, ...] = ()
     """What the user should know when the run starts."""
+    sharding: RunSharding = ONE_DEVICE
+    """How the state is placed on devices."""
 
     @property
     def evaluation_env(self) -> AnyEnvironment:
@@ -177,10 +185,19 @@ class Plan:
         """Convert an interval in env steps to updates, at least 1."""
         return max(1, round(env_steps / self.program.steps_per_update))
 
+    def on_devices(self) -> "Plan":
+        """Return the plan with its state shared between the devices that the settings name."""
+
+        def trace(sharding: RunSharding) -> None:
+            metric_names(self.program, self.state, sharding=sharding)
+
+        sharding, notes = share(self.program, self.state, self.run.devices, trace)
+        return replace(self, state=sharding.place(self.state), sharding=sharding, notes=(*self.notes, *notes))
+
     def policy(self, state: TrainState) -> Policy:
         """Return the policy of a state."""
         program = PolicyProgram(self.program.algorithm, self.env.observation_space, self.env.action_space)
-        return Policy(program, PolicyParameters(state.learner.params, state.observation_statistics))
+        return Policy(program, first_copy(PolicyParameters(state.learner.params, state.observation_statistics)))
 
 
 def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) -> list[type]:

@@ -23,7 +23,8 @@ from lehr.training.loop import Kind, Loop, ProgressFunction
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.training.population_record import PopulationRecord
 from lehr.training.program import Program, builder, initial_state
-from lehr.training.runners.population import Candidates, Evolution, PopulationRunner, PopulationState
+from lehr.training.runners.population import AXES, Candidates, Evolution, PopulationRunner, PopulationState
+from lehr.training.sharding import MemberSharding, available
 from lehr.types import Key, PyTree, TrainState, derive
 
 MOST_ROWS = 500
@@ -50,6 +51,8 @@ class Population:
     """The name of each member, for the user; members beyond these only fill the population up."""
     course: Course
     evolution: Evolution | None = None
+    sharding: MemberSharding = MemberSharding()  # noqa: RUF009  immutable
+    """How the members are placed on devices."""
 
     @property
     def window(self) -> int:
@@ -67,7 +70,9 @@ class Population:
     ) -> Loop:
         """The loop that trains the population; it goes on from the latest checkpoint, if there is one."""
         kind = Kind(
-            make_runner=lambda plan, warn: PopulationRunner(plan.program, plan.state, self.window, self.evolution),
+            make_runner=lambda plan, warn: PopulationRunner(
+                plan.program, plan.state, self.window, self.evolution, self.sharding
+            ),
             make_record=partial(PopulationRecord, self.labels, self.window, self.course),
             make_progress=make_progress,
             restore=_restore,
@@ -166,9 +171,11 @@ def make_population(
     state = _initial(program, plan.settings, plan.network, *first, plan.loaded.data)
     evolution = None if make_evolution is None else make_evolution(plan)
     whole = PopulationState(state, jnp.uint32(0), () if evolution is None else evolution.init(state, candidates))
+    sharding = MemberSharding.over(available(plan.run.devices), whole.size)
+    whole = PopulationState._make(map(sharding.place, whole, AXES))
     course = Course(plan.updates) if evolution is None else evolution.course(len(members), whole.size)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
-    return Population(replace(plan, program=program, state=whole), names, course, evolution)
+    return Population(replace(plan, program=program, state=whole), names, course, evolution, sharding)
 
 
 def _seed(settings: Mapping[str, Any]) -> int:

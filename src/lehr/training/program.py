@@ -14,6 +14,7 @@ from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
 from lehr.errors import InputError
+from lehr.maths import across
 from lehr.maths.normalise import initial_scaling, initial_statistics
 from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
@@ -77,7 +78,8 @@ def initial_state(
 ) -> TrainState:
     """Return the state of a run before its first update; `data` is what its reward model loaded."""
     settings, env, algorithm = program.algorithm.config, program.env, program.algorithm
-    actor = initial_actor(env, algorithm, settings.num_envs, derive(key, "environments"))
+    num_envs = across.share(settings.num_envs, "num_envs")
+    actor = initial_actor(env, algorithm, num_envs, derive(key, "environments"))
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), actor.obs)
     statistics = initial_statistics(one) if settings.normalise_observations else ()
     example = program.collected_shapes(params, statistics, actor).rollout
@@ -85,7 +87,7 @@ def initial_state(
         learner=algorithm.init(derive(key, "learner"), params, example),
         actor=actor,
         observation_statistics=statistics,
-        reward_scaling=initial_scaling(settings.num_envs * env.num_agents) if settings.normalise_rewards else (),
+        reward_scaling=initial_scaling(num_envs * env.num_agents) if settings.normalise_rewards else (),
         reward_model=program.reward_model.init(derive(key, "reward model"), example)._replace(data=data),
         coefficients=coefficients,
         controllers=coefficients.init(),

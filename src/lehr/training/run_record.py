@@ -17,6 +17,7 @@ from lehr.training import checkpoint, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, RunFailed, Verdict
+from lehr.training.sharding import first_copy
 from lehr.types import TrainState, derive
 
 _OBSERVED = ("episode", "rollout")
@@ -98,7 +99,7 @@ class RunRecord:
         if self.plan.run.evaluate_episodes == 0:
             return {}
         learned = self.plan.policy(state).learned
-        key = derive(state.key, "evaluate", done)
+        key = derive(first_copy(state.key), "evaluate", done)
         greedy, sampled = (self.evaluator(learned, key, greedy) for greedy in (True, False))
         return {name: float(value) for name, value in evaluation_metrics(greedy, sampled).items()}
 

@@ -26,7 +26,7 @@ def make_runner(plan: "Plan", warn: Callable[[str], object]) -> Runner:
     """Create the runner for a plan; `warn` receives warnings for the user."""
     program, run = plan.program, plan.run
     if not isinstance(program.env, HostEnvironment):
-        return DeviceRunner(program, plan.state)
+        return DeviceRunner(program, plan.state, plan.sharding)
     if run.actors == "none":
         return HostRunner(program, plan.state, run.overlap, warn)
     # Only the learner uses coefficients, and those that are functions cannot be pickled.

@@ -10,19 +10,20 @@ from lehr import kernels
 from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
+from lehr.training.sharding import ONE_DEVICE, RunSharding
 from lehr.types import NOTHING, Metrics, PyTree, TrainState
 
 
 class DeviceRunner:
     """Run chunks of updates as one compiled program, with the state donated."""
 
-    def __init__(self, program: Program, state: TrainState) -> None:
-        self.program = program
-        self.names, self.most = metric_names(program, state), MOST_UPDATES
+    def __init__(self, program: Program, state: TrainState, sharding: RunSharding = ONE_DEVICE) -> None:
+        self.program, self.sharding = program, sharding
+        self.names, self.most = metric_names(program, state, sharding=sharding), MOST_UPDATES
 
     def compile(self, state: TrainState) -> None:
         """Compile the program, once for chunks of any length."""
-        program = jax.jit(partial(chunk, self.program, MOST_UPDATES), donate_argnums=0)
+        program = jax.jit(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), donate_argnums=0)
         self._compiled = program.lower(state, jnp.int32(1)).compile()
 
     def begin(self, state: TrainState) -> TrainState:
@@ -80,9 +81,11 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
     return jax.lax.fori_loop(0, count, update, (state, rows))
 
 
-def metric_names(program: Program, state: TrainState, members: int = 1) -> tuple[str, ...]:
+def metric_names(
+    program: Program, state: TrainState, members: int = 1, sharding: RunSharding = ONE_DEVICE
+) -> tuple[str, ...]:
     """Return the names of an update's metrics, in column order; `members` as in `traced_once`."""
-    _, metrics = traced_once.eval_shape(program, members, state)
+    _, metrics = jax.eval_shape(sharding.spread(partial(traced_once, program, members)), state)
     return tuple(sorted(metrics))
 
 

@@ -16,6 +16,7 @@ from lehr.training.course import Course
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
 from lehr.training.runners.device import measured_first, metric_names, traced_once
+from lehr.training.sharding import MemberSharding
 from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
 
 MOST_BYTES = 64 << 20
@@ -46,6 +47,10 @@ class PopulationState(NamedTuple):
         """Return this saved part together with the parts of another state that are not saved."""
         whole = self.members.completed(other.members)
         return self._replace(members=whole._replace(coefficients=self.members.coefficients))
+
+
+AXES = PopulationState._make((0, None, None))
+"""Where the arrays of each part have their member axis; what an evolution remembers is the same on all devices."""
 
 
 class Candidates(NamedTuple):
@@ -80,6 +85,9 @@ class Evolution(Protocol):
         """Return the population after an update with these metrics, `[P]` each, and metrics of what changed, `[P]`."""
 
 
+ONE_DEVICE = MemberSharding()
+
+
 class TooLarge(Exception):
     """The compiled program needs more memory than the device has."""
 
@@ -92,14 +100,21 @@ class PopulationRunner:
         state: with a leading member axis.
         window: number of updates that a row of the metrics stands for.
         evolution: what changes members while they train.
+        sharding: how the state is placed on devices.
     """
 
     def __init__(
-        self, program: Program, state: PopulationState, window: int = 1, evolution: Evolution | None = None
+        self,
+        program: Program,
+        state: PopulationState,
+        window: int = 1,
+        evolution: Evolution | None = None,
+        sharding: MemberSharding = ONE_DEVICE,
     ) -> None:
-        self.program, self.window, self.evolution = program, window, evolution
-        one = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.members)
-        self.names = (*metric_names(program, one, state.size), *(evolution.names if evolution is not None else ()))
+        self.program, self.window, self.evolution, self.sharding = program, window, evolution, sharding
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.members)
+        names = metric_names(program, one, state.size // sharding.devices)
+        self.names = (*names, *(evolution.names if evolution is not None else ()))
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
 
@@ -107,7 +122,7 @@ class PopulationRunner:
         """Compile the program, once for chunks of any length and for all populations of the same shapes."""
         leaves, structure = jax.tree.flatten(jax.eval_shape(lambda state: state, state))
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution)
+        static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution, self.sharding)
         self._compiled = _compiled(*static, structure, shapes)
         if (need := needed_memory(self._compiled)) > memory_size():
             raise TooLarge(f"{need / 2**30:.1f} GiB of {memory_size() / 2**30:.1f} GiB")
@@ -136,13 +151,22 @@ def _compiled(
     window: int,
     most: int,
     evolution: Evolution | None,
+    sharding: MemberSharding,
     structure: Any,
     shapes: tuple[tuple[Any, Any], ...],
 ) -> Any:
     """Compile the program for states of these shapes."""
-    chunk = partial(population_chunk, program, names, window, most, evolution)
     state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
-    return jax.jit(chunk, donate_argnums=0).lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    chunk: Any = partial(population_chunk, program, names, window, most, evolution)
+    if evolution is None:  # no member knows of another, so each device runs a chunk of its own
+        chunk = sharding.spread(partial(chunk, ONE_DEVICE), (AXES, None), (AXES, 1))
+    else:
+        chunk = partial(chunk, sharding)
+    options: dict[str, Any] = {}
+    if sharding.devices > 1:
+        states = PopulationState._make(map(sharding.of, AXES))
+        options = {"in_shardings": (states, sharding.of(None)), "out_shardings": (states, sharding.of(1))}
+    return jax.jit(chunk, donate_argnums=0, **options).lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
 
 
 def needed_memory(compiled: Any) -> int:
@@ -160,6 +184,7 @@ def population_chunk(
     window: int,
     most: int,
     evolution: Evolution | None,
+    sharding: MemberSharding,
     state: PopulationState,
     count: jax.Array,
 ) -> tuple[PopulationState, jax.Array]:
@@ -167,7 +192,7 @@ def population_chunk(
 
     A row stands for its updates as a row of a thinned log does: see `lehr.report.loggers.thinning`.
     """
-    update_all = jax.vmap(partial(traced_once, program, state.size))
+    update_all = sharding.spread(jax.vmap(partial(traced_once, program, state.size // sharding.devices)), (0,), 0)
     rule = Combining.of(names)
 
     def update(index: jax.Array, carried: tuple[PopulationState, jax.Array, jax.Array]) -> tuple:
