@@ -16,8 +16,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from imitation import ShuffledGAIL, policy_of, random_return, train
-from references import TRPO_PENDULUM
 
+from lehr import zoo
 from lehr.acting.evaluation import evaluate
 from lehr.acting.policy import Policy
 from lehr.acting.recording import record
@@ -32,7 +32,7 @@ ENVS: dict[str, Any] = {
     "mountaincar": make("MountainCar-v0"),
 }
 EXPERTS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    "pendulum": ("trpo", "pendulum", 200_000, TRPO_PENDULUM),
+    "pendulum": ("trpo", "pendulum", 200_000, zoo.find("trpo", "Pendulum-v1").learning),
     "cartpole-full": ("ppo", "cartpole", 300_000, {}),  # one that never falls is an expert of both
     "cartpole": ("ppo", "cartpole", 300_000, {}),
 }

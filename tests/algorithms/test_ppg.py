@@ -106,6 +106,23 @@ def test_an_auxiliary_phase_comes_after_every_so_many_updates_and_sees_the_rollo
     assert metrics[2]["auxiliary/value_error_before"] == pytest.approx(np.mean(errors), rel=1e-3)
 
 
+def test_in_a_population_a_phase_comes_for_the_members_for_which_it_is_due():
+    """Two members, of which one is a rollout ahead: its phase changes nothing of the other."""
+    algorithm = algorithm_of(policy_updates=3, auxiliary_epochs=2)
+    rollouts = [made_up()._replace(reward=made_up().reward + index) for index in range(3)]
+    alone, _ = updates(algorithm, rollouts, network_of()[1])
+    values = {name: jnp.float32(value) for name, value in COEF.items()}
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), alone[2], alone[1])
+    seen = jax.tree.map(lambda *leaves: jnp.stack(leaves), rollouts[2], rollouts[1])
+    keys = jax.vmap(jax.random.key)(jnp.array([2, 1]))
+    found, _ = jax.jit(jax.vmap(algorithm.learn, (0, 0, None, 0)))(both, seen, values, keys)
+    for index, expected in enumerate((alone[3], alone[2])):
+        one = jax.tree.map(lambda leaf, index=index: leaf[index], found)
+        assert_params_close(one.params, expected.params)
+        assert int(one.auxiliary.filled) == int(expected.auxiliary.filled) == (0, 2)[index]
+    assert not identical(alone[3].params, alone[2].params)
+
+
 def test_a_policy_phase_is_ppos():
     """With the same key, but for the rounding of another program."""
     network, params = network_of()

@@ -48,6 +48,8 @@ def test_commands_options_and_values(complete):
     assert complete("") == sorted(COMMANDS)
     assert complete("train", "") == sorted(algorithms.names())
     assert complete("list", "") == sorted(LISTS)
+    assert complete("zoo", "trpo", "Mountain") == ["MountainCar-v0", "MountainCarContinuous-v0"]
+    assert complete("zoo", "check", "tr") == ["trpo"]
     assert complete("--debug", "sweep", "--dry") == ["--dry-run"]
     assert complete("train", "ppo", "--env", "Cart") == sorted(name for name in envs.names() if name.startswith("Cart"))
     assert complete("train", "ppo", "--preset", "") == sorted(Config.PRESETS)

@@ -140,13 +140,35 @@ class Algorithm(ActorCriticAlgorithm):
         params, old = learner.params, learner.auxiliary
         kept, filled = self._remember(learner.memory, old.filled, rollout, target), old.filled + 1
         is_due = filled == self.config.policy_updates
-        params, head, optimiser, newest = jax.lax.cond(
-            is_due,
-            lambda: self.auxiliary_phase(params, old, kept, coef, auxiliary_key),
-            lambda: (params, old.head, old.optimiser, old.metrics),
-        )
+        # Without the barrier, populations on a CPU, compiled without XLA's fusion emitters as in our tests, reported a
+        # wrong norm of the policy phase's gradient.
+        params, old, kept, coef = jax.lax.optimization_barrier((params, old, kept, coef))
+        params, head, optimiser, newest = self._phase_if(is_due, params, old, kept, coef, auxiliary_key)
         auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
+
+    def _phase_if(
+        self, is_due: jax.Array, params: PyTree, auxiliary: Auxiliary, kept: Kept, coef: Metrics, key: Key
+    ) -> tuple[PyTree, PyTree, PyTree, Metrics]:
+        """Run an auxiliary phase if it is due; the result is that of `auxiliary_phase`."""
+
+        def unchanged(is_due: jax.Array, params: PyTree, auxiliary: Auxiliary, *others: Any) -> Any:
+            return params, auxiliary.head, auxiliary.optimiser, auxiliary.metrics
+
+        def chosen(is_due: jax.Array, *given: Any) -> Any:
+            return jax.lax.cond(is_due, lambda: self.auxiliary_phase(*given), lambda: unchanged(is_due, *given))
+
+        def members(size: int, is_batched: Any, *given: Any) -> tuple[Any, Any]:
+            # By itself, vmap would compute a phase at every update, to use it when it is due. The members of a
+            # population are in step as a rule, so most updates need none.
+            axes = jax.tree.map(lambda batched: 0 if batched else None, tuple(is_batched))
+            choices = (jax.vmap(made, axes, axis_size=size) for made in (chosen, unchanged))
+            found = jax.lax.cond(jnp.any(given[0]), *choices, *given)
+            return found, jax.tree.map(lambda _: True, found)
+
+        one = jax.custom_batching.custom_vmap(chosen)
+        one.def_vmap(members)
+        return one(is_due, params, auxiliary, kept, coef, key)
 
     def forget(self, learner: Learner) -> Learner:
         """Start a new policy phase: the rollouts of the current one are lost."""

@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "export": Command("write a run's policy to a file for NumPy, StableHLO or ONNX", "lehr.cli.export"),
     "schedule": Command("preview schedules: phases, values and curves", "lehr.cli.schedule"),
     "list": Command("list algorithms, environments, coefficients, presets or runs", "lehr.cli.lists"),
+    "zoo": Command("list tuned settings and what they reach, or train them again", "lehr.cli.zoo"),
     "check-env": Command("check that an environment implements Lehr's interface", "lehr.cli.check_env"),
     "completion": Command("print a completion script for bash, zsh or fish", "lehr.cli.completion"),
     "doctor": Command("show versions and devices, and run a self-test", "lehr.cli.doctor"),

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from lehr import algorithms, envs, rewards
+from lehr import algorithms, envs, rewards, zoo
 from lehr.cli import COMMANDS, make_parsers
 from lehr.config.build import presets_of
 from lehr.errors import InputError, closest
@@ -56,7 +56,7 @@ class Context(NamedTuple):
 
 
 def contexts() -> list[Context]:
-    """Return what can follow `lehr`, each command, and `train` with each algorithm."""
+    """Return what can follow `lehr`, each command, `train` with each algorithm, and `zoo` with each of its own."""
     commands = {name: command.summary for name, command in COMMANDS.items()}
     found = [Context("", _options(make_parsers([])[0][""], {}), commands)]
     choices = _arguments()
@@ -67,14 +67,26 @@ def contexts() -> list[Context]:
         presets = presets_of(settings_classes(name, {}))
         parser = make_parsers(["train", name])[0]["train"]
         found.append(Context(f"train {name}", _options(parser, {**_values(), "--preset": tuple(presets)}), {}))
+    tuned = {
+        name: {one.env: f"{one.total_steps:,} env steps" for one in zoo.entries(name)}
+        for name in choices["zoo"]
+        if name != "check"
+    }
+    options = next(context.options for context in found if context.words == "zoo")
+    found.append(Context("zoo check", options, {name: choices["zoo"][name] for name in tuned}))
+    for name, tasks in tuned.items():
+        found += [Context(f"{words} {name}", options, tasks) for words in ("zoo", "zoo check")]
     return found
 
 
 def _arguments() -> dict[str, dict[str, str]]:
     from lehr.cli.lists import LISTS, summary_of
 
+    summaries = {name: summary_of(algorithms.find(name)) for name in algorithms.names()}
+    tuned = {name: summary for name, summary in summaries.items() if zoo.entries(name)}
     return {
-        "train": {name: summary_of(algorithms.find(name)) for name in algorithms.names()},
+        "train": summaries,
+        "zoo": {"check": "train an entry again", **tuned},
         "list": {name: listing.summary for name, listing in LISTS.items()},
         "completion": {name: f"completion for {name}" for name in SHELLS},
     }
@@ -190,7 +202,8 @@ def zsh(found: Sequence[Context]) -> str:
     """Return the script for zsh."""
 
     def described(pairs: Iterable[tuple[str, str]]) -> str:
-        return " ".join(shlex.quote(f"{word}:{_first_sentence(text)}") for word, text in pairs)
+        escaped = ((word.replace(":", "\\:"), _first_sentence(text)) for word, text in pairs)
+        return " ".join(shlex.quote(f"{word}:{text}") for word, text in escaped)
 
     def offers(context: Context) -> str:
         options = described((option.flag, option.help) for option in context.options)

@@ -1,10 +1,11 @@
 """`lehr train`: start a run, with settings from flags, a config file, or another run."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import lehr
-from lehr import algorithms, config, plugins
+from lehr import algorithms, config, plugins, zoo
 from lehr.cli import Parser, add_trust, find_own_code
 from lehr.cli.summary import exit_code, print_summary, summarise_seeds
 from lehr.errors import InputError
@@ -13,6 +14,9 @@ from lehr.training import settings_file
 from lehr.training.api import check_trust
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig, settings_classes
+
+_OTHER_NAMES = [f"--{name}" for name in ("env_id", "env-id", "env_name", "env-name")]
+"""What other libraries call `--env`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -39,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file with settings; flags override it")
     parser.add_argument(
+        "--tuned",
+        action="store_true",
+        help="use the zoo's settings for this algorithm and environment; --config and flags override them "
+        "('lehr zoo' lists what there is)",
+    )
+    parser.add_argument(
         "--from", dest="from_run", metavar="RUN", help="start from the state and settings of another run"
     )
     parser.add_argument(
@@ -63,7 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
-    classes = settings_classes(arguments.algorithm, given | flags)
+    tuned = _tuned_settings(arguments.algorithm, {**given, **flags}) if arguments.tuned else {}
+    classes = settings_classes(arguments.algorithm, tuned | given | flags)
     flags = config.merge(classes, {}, flags)
     if arguments.config:
         found = {name: value for name, value in config.merge(classes, given, {}).items() if name not in flags}
@@ -71,10 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trust or "env" in flags or any(map(plugins.own_code, flags.values())):
         find_own_code()
     settings = config.merge(classes, given, flags)
-    for name in ("run_dir", "from_run", "progress_fn", "trust", "seeds"):  # arguments of train, not settings
+    for name in ("run_dir", "from_run", "progress_fn", "trust", "seeds", "tuned"):  # arguments of train, not settings
         if name in settings:
             raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
-    options = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}
+    options: dict[str, Any] = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}
+    options["tuned"] = arguments.tuned
     if arguments.seeds is not None:
         trained = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
         summarise_seeds(trained)
@@ -82,6 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
     result = lehr.train(arguments.algorithm, **options, **settings)
     print_summary(result)
     return exit_code(result)
+
+
+def _tuned_settings(algorithm: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The zoo's settings for an algorithm and the environment among the settings."""
+    env = config.merge([RunConfig], {}, {config.underscored(name): value for name, value in given.items()}).get("env")
+    return zoo.find(algorithms.name_of(algorithm), RunConfig.env if env is None else str(env)).settings
 
 
 def _seeds(text: str) -> int | list[int]:
@@ -101,7 +119,9 @@ def _named(words: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     files = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
     for option in ("--config", "--from"):
         files.add_argument(option)
-    files.add_argument("--trust", action="store_true")
+    for option in ("--trust", "--tuned"):
+        files.add_argument(option, action="store_true")
+    files.add_argument("--env", *_OTHER_NAMES)
     given, _ = files.parse_known_args(words)
     found: dict[str, str] = {}
     origin = getattr(given, "from")
@@ -112,6 +132,9 @@ def _named(words: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     where = f"'{given.config or origin}'"
     typed = {"algorithm": words[0]} if words and not words[0].startswith("-") else {}
     algorithm = _chosen(("algorithm",), typed, found, where, given.trust).get("algorithm")
+    if given.tuned and algorithm is not None and not {"-h", "--help"} & set(words):
+        env = {} if given.env is None else {"env": given.env}
+        found = _tuned_settings(algorithm, found | env) | found
     deciding = ("reward_model", *(() if algorithm is None else algorithms.find(algorithm).decided_by))
     options = Parser(prog="lehr train", add_help=False, allow_abbrev=False)
     for name in deciding:

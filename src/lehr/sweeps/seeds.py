@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-from lehr import algorithms, config
+from lehr import algorithms, config, zoo
 from lehr.envs import AnyEnvironment, HostEnvironment, make
 from lehr.errors import InputError, quoted
+from lehr.report.loggers.display import Display
 from lehr.sweeps.api import SweepResult, sweep
 from lehr.sweeps.directory import ROOT
 from lehr.training import api
@@ -25,6 +26,7 @@ def train(
     env: Any = ...,
     *,
     seeds: None = ...,
+    tuned: bool = ...,
     run_dir: str | Path | None = ...,
     from_run: str | Path | None = ...,
     progress_fn: ProgressFunction | None = ...,
@@ -39,6 +41,7 @@ def train(
     env: Any = ...,
     *,
     seeds: int | Sequence[int],
+    tuned: bool = ...,
     run_dir: str | Path | None = ...,
     trust: bool = ...,
     **settings: Any,
@@ -50,6 +53,7 @@ def train(
     env: Any = None,
     *,
     seeds: int | Sequence[int] | None = None,
+    tuned: bool = False,
     run_dir: str | Path | None = None,
     from_run: str | Path | None = None,
     progress_fn: ProgressFunction | None = None,
@@ -65,6 +69,8 @@ def train(
         seeds: a number of seeds, or a list of them, to train at once as one program, for compiled environments only.
             The result is then a `SweepResult`: see docs/runs.md. By default one agent is trained, with the setting
             `seed`.
+        tuned: use the tuned settings of the zoo for this algorithm and environment, except those given here; see
+            docs/zoo.md.
         run_dir: directory of the run; by default `runs/<algorithm>-<env>-s<seed>-<time>`.
         from_run: run to fork: start from its state and clock, with its settings except those given here.
         progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
@@ -72,6 +78,8 @@ def train(
         settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
             one namespace; every coefficient accepts any schedule.
     """
+    if tuned:
+        settings = _with_tuned(algorithm, env, from_run, settings)
     if seeds is None:
         return api.train(
             algorithm, env, run_dir=run_dir, from_run=from_run, progress_fn=progress_fn, trust=trust, **settings
@@ -80,6 +88,24 @@ def train(
         if given is not None:
             raise InputError(f"{name} is for a single run, but seeds is {seeds}; drop one of them.")
     return train_seeds(algorithm, env, seeds, run_dir, settings)
+
+
+def _with_tuned(algorithm: Any, env: Any, from_run: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the zoo's where none is given, which are shown."""
+    if from_run is not None:
+        raise InputError(f"tuned is true, but a fork keeps the settings of its origin, '{from_run}'; drop one of them.")
+    settings = config.merge([RunConfig], {}, settings)
+    name = settings.get("env", RunConfig.env) if env is None else env
+    if not isinstance(name, str):
+        raise InputError(
+            f"tuned is true, but env is {quoted(name)}, and the zoo knows environments by name; give one, such "
+            "as 'CartPole-v1', or drop tuned."
+        )
+    entry, found = zoo.find(algorithms.name_of(algorithm), name), zoo.with_tuned(algorithm, name, settings)
+    (run,) = config.build([RunConfig], {key: found[key] for key in ("progress",) if key in found})
+    shown = {key: value for key, value in entry.settings.items() if key not in settings and key in found}
+    Display(lambda: "", enabled=run.progress).message(f"tuned settings: {zoo.text(shown)}")
+    return found
 
 
 def train_seeds(

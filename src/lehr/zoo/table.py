@@ -1,0 +1,53 @@
+"""`python -m lehr.zoo.table`: the tables of docs/zoo.md, from the zoo's files."""
+
+from collections.abc import Iterator
+
+from lehr import zoo
+from lehr.report.loggers.progress import short_number
+from lehr.zoo import Entry
+
+SUITES = {
+    "built-in": "Built-in environments",
+    "gymnax": "Gymnax",
+    "brax": "Brax",
+    "playground": "MuJoCo Playground",
+    "jumanji": "Jumanji",
+    "gym": "Gymnasium",
+}
+"""The headings, in their order."""
+HEADER = "| task | algorithm | env steps | return | seeds | published | evaluation | measured on |\n" + "|---" * 8 + "|"
+
+
+def tables() -> str:
+    """A table for each suite, with a row for each entry."""
+    return "\n\n".join(f"### {title}\n\n{_table(suite)}" for suite, title in SUITES.items())
+
+
+def _table(suite: str) -> str:
+    found = [entry for entry in zoo.entries() if entry.suite == suite]
+    names = list(dict.fromkeys(entry.env for entry in found))  # all rows of a task together
+    return "\n".join([HEADER, *(_row(entry) for name in names for entry in found if entry.env == name)])
+
+
+def _row(entry: Entry) -> str:
+    return f"| {' | '.join(_cells(entry))} |"
+
+
+def _cells(entry: Entry) -> Iterator[str]:
+    actions = "sampled" if entry.actions == "sampled" else "greedy"
+    yield f"`{entry.env}`"
+    yield f"`{entry.algorithm}`"
+    yield short_number(entry.total_steps)
+    yield (
+        f"{entry.mean:.4g} ± {entry.deviation:#.2g}"
+        if entry.deviation < 99.5
+        else f"{entry.mean:.0f} ± {entry.deviation:.0f}"
+    )
+    yield f"{min(entry.seeds)} to {max(entry.seeds)}" if len(entry.seeds) > 1 else str(entry.seeds[0])
+    yield "" if entry.published is None else f"{entry.published}{'' if entry.meets else ', **not met**'}"
+    yield f"{entry.settings['evaluate_episodes']} episodes, {actions}"
+    yield entry.machine
+
+
+if __name__ == "__main__":
+    print(tables())
