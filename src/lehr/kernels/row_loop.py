@@ -37,7 +37,8 @@ LEAST_BLOCK, MOST_BLOCK = 16, 64
 """Rows per program; the matrix units take no fewer than 16."""
 PROGRAMS = 264
 """Blocks are as small as that leads to this many programs, two for each of the 132 processors of an H200."""
-NUM_WARPS = 4
+NUM_WARPS, FEW_NUM_WARPS = 4, 2
+"""Warps per program; the second if there are no more rows than in the smallest block, as for a member of a population."""
 INTERPRET = False
 """Run the kernel in Pallas's interpreter, on any device, for tests."""
 
@@ -136,11 +137,12 @@ class _Loop:
         """Return the carry after the last step, and what is stored in each, `[T, ...]`."""
         outputs = [(value.shape, value.dtype) for value in self.program.carry]
         outputs += [((self.steps, *value.shape), value.dtype) for value in self.stored]
+        warps = FEW_NUM_WARPS if self.rows <= LEAST_BLOCK else NUM_WARPS
         found = pl.pallas_call(
             self._kernel,
             out_shape=[jax.ShapeDtypeStruct((math.prod(shape),), _held(dtype)) for shape, dtype in outputs],
             grid=(pl.cdiv(self.rows, self.block),),
-            compiler_params=triton.CompilerParams(num_warps=NUM_WARPS, num_stages=1),
+            compiler_params=triton.CompilerParams(num_warps=warps, num_stages=1),
             interpret=INTERPRET,
             name="row_loop",
         )(*(x.reshape(-1).astype(_held(x.dtype)) for x in arrays))
