@@ -38,7 +38,7 @@ LEAST_BLOCK, MOST_BLOCK = 16, 64
 PROGRAMS = 264
 """Blocks are as small as that leads to this many programs, two for each of the 132 processors of an H200."""
 NUM_WARPS, FEW_NUM_WARPS = 4, 2
-"""Warps per program; the second if there are no more rows than in the smallest block, as for a member of a population."""
+"""Warps per program; the second for no more rows than the smallest block, as those of a member of a population."""
 INTERPRET = False
 """Run the kernel in Pallas's interpreter, on any device, for tests."""
 
