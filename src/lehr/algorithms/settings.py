@@ -124,6 +124,8 @@ class Settings:
     ] = "auto"
     """Divide rewards by the running standard deviation of the discounted return; auto does if actions are
     continuous."""
+    noise_steps: int = 1
+    """Steps for which the noise of continuous actions is kept; 1 draws it anew at every step."""
     discount: Annotated[Coef, Coefficient(("gamma", "discounting"), maximum=1.0)] = 0.99
     """Discount factor."""
     reward_scale: Annotated[Coef, Coefficient(("reward_scaling",), open_minimum=True)] | None = None
@@ -135,7 +137,7 @@ class Settings:
     """Whether it can learn from rollouts of the policy before the last update, as with the ratio of PPO's loss."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "num_envs", "horizon")
+        check_counts(self, "num_envs", "horizon", "noise_steps")
 
     def for_spaces(self, spaces: Spaces) -> Self:
         """Return the settings with what `auto` means for these spaces."""

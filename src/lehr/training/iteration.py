@@ -32,6 +32,7 @@ def next_rollout(program: Program, state: TrainState) -> Collected:
         program.algorithm.config.horizon,
         derive(state.key, "rollout", state.updates),
         program.needs,
+        program.algorithm.config.noise_steps,
     )
 
 
