@@ -80,23 +80,24 @@ def test_a_run_with_options_is_saved_and_goes_on(tmp_path):
     assert longer.config["optimiser_options"] == OPTIONS
 
 
-VECTOR, SCALED, IMAGE = Box([-1, -8], [1, 8]), Box(0, 1, (6,)), Box(0, np.inf, (8, 8, 3))
+VECTOR, IMAGE, CONTINUOUS = Box([-1, -8], [1, 8]), Box(0, np.inf, (8, 8, 3)), Box(-2, 2, (1,))
 
 
 @pytest.mark.parametrize(
     ("observation", "action", "observations", "rewards"),
     [
-        (VECTOR, Box(-2, 2, (1,)), True, True),
-        (VECTOR, Discrete(2), True, False),
-        (Box(-np.inf, np.inf, (3,)), MultiDiscrete((2, 3)), True, False),
-        (SCALED, Box(-np.inf, np.inf, (2,)), False, True),
-        (IMAGE, Discrete(4), False, False),
-        (Box(0, 255, (4,), np.uint8), Discrete(4), False, False),
-        (Dict({"speed": VECTOR, "action_mask": Box(0, 1, (2,), np.int8)}), Discrete(2), True, False),
-        (Dict({"speed": VECTOR, "picture": IMAGE}), Discrete(2), False, False),
+        (VECTOR, CONTINUOUS, True, True),
+        (Box(-np.inf, np.inf, (3,)), CONTINUOUS, True, True),
+        (VECTOR, Discrete(2), False, False),
+        (VECTOR, MultiDiscrete((2, 3)), False, False),
+        (Box(0, 1, (6,)), Box(-np.inf, np.inf, (2,)), False, True),
+        (IMAGE, CONTINUOUS, False, True),
+        (Box(0, 255, (4,), np.uint8), CONTINUOUS, False, True),
+        (Dict({"speed": VECTOR, "gear": Discrete(3)}), CONTINUOUS, True, True),
+        (Dict({"speed": VECTOR, "picture": IMAGE}), CONTINUOUS, False, True),
     ],
 )
-def test_auto_normalises_unscaled_vectors_and_the_rewards_of_continuous_actions(
+def test_auto_normalises_where_actions_are_continuous_and_observations_not_scaled(
     observation, action, observations, rewards
 ):
     spaces = Spaces(observation, action)

@@ -80,8 +80,11 @@ class Quick(Teacher):
 SIZES = {name: SMALL[name] for name in ("num_envs", "horizon", "epochs", "minibatches", "hidden_sizes")}
 
 
+PLAIN = {"normalise_observations": False, "normalise_rewards": False}
+
+
 def begin(model, env="Pendulum-v1", **settings):
-    config, network = build(lehr.algorithms.settings_of("ppo"), {**SIZES, **settings})
+    config, network = build(lehr.algorithms.settings_of("ppo"), {**SIZES, **PLAIN, **settings})
     return assemble("ppo", env, config, network, 10_000, 0, model)
 
 

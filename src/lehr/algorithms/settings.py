@@ -117,8 +117,8 @@ class Settings:
     normalise_observations: Annotated[
         AutoBool, Names(("norm_obs", "normalise_obs", "obs_norm", "empirical_normalization"))
     ] = "auto"
-    """Normalise observations by their running mean and standard deviation; auto does if they are vectors of which some
-    entries may leave [-1, 1]."""
+    """Normalise observations by their running mean and standard deviation; auto does if actions are continuous and
+    observations are vectors of which some entries may leave [-1, 1]."""
     normalise_rewards: Annotated[
         AutoBool, Names(("norm_reward", "norm_rewards", "normalise_reward", "reward_norm"))
     ] = "auto"
@@ -142,10 +142,11 @@ class Settings:
     def for_spaces(self, spaces: Spaces) -> Self:
         """Return the settings with what `auto` means for these spaces."""
         chosen: dict[str, Any] = {}
+        is_continuous = any(isinstance(space, Box) for space in leaves(spaces.action))
         if self.normalise_observations == "auto":
-            chosen["normalise_observations"] = _are_unscaled(spaces.observation)
+            chosen["normalise_observations"] = is_continuous and _are_unscaled(spaces.observation)
         if self.normalise_rewards == "auto":
-            chosen["normalise_rewards"] = any(isinstance(space, Box) for space in leaves(spaces.action))
+            chosen["normalise_rewards"] = is_continuous
         return replace(self, **chosen) if chosen else self
 
     @property
