@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr import kernels
 from lehr.kernels import mlp
 
 BLOCKS, WARPS = (16, 32, 64, 128), (1, 2, 4, 8)
@@ -73,7 +74,7 @@ def main() -> None:
         """A new function each time: JAX keeps the programs of one that it has seen, with the constants of then."""
 
         def call(x: jax.Array, given: Any) -> jax.Array:
-            with mlp.together(members):
+            with kernels.together(members):
                 return jax.vmap(lambda x, given: mlp.fused_mlp(x, given, "tanh"))(x, given)
 
         return call

@@ -136,16 +136,19 @@ def test_the_algorithm_on_the_command_line(copied, capsys):
     assert "Share of the value that is subtracted from the return" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_algorithm_resumes_bit_for_bit():
+def test_the_algorithm_resumes_bit_for_bit(monkeypatch):
     algorithm = imported("algorithm").Reinforce
     given = {**SMALL, "total_steps": STEPS, "baseline_coef": "0 -> 1"}
     whole = lehr.train(algorithm, "CartPole-v1", run_dir="whole", **given)
     half = lehr.train(algorithm, "CartPole-v1", run_dir="half", progress_fn=lambda steps, metrics: True, **given)
     assert 0 < int(half.state.updates) < UPDATES
-    for call in (lehr.resume, lehr.load):
-        with pytest.raises(InputError, match=r"has algorithm: examples.own_algorithm:Reinforce, .*if you trust it"):
-            call("half")
-    resumed = lehr.resume("half", trust=True)
+    assert int(lehr.load("half").state.updates) < UPDATES, "its code runs in this process already"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delitem(sys.modules, "examples.own_algorithm")
+        for call in (lehr.resume, lehr.load):
+            with pytest.raises(InputError, match=r"has algorithm: examples.own_algorithm:Reinforce, .*if you trust it"):
+                call("half")
+    resumed = lehr.resume("half")
     assert int(resumed.state.updates) == UPDATES
     assert identical(resumed.params, whole.params)
     assert identical(resumed.state.learner, whole.state.learner)
@@ -207,16 +210,18 @@ def test_the_controller_follows_the_return_and_is_asked_for_again(monkeypatch):
     assert int(again.state.updates) == 2 * UPDATES
 
 
-def test_a_run_with_the_controller_resumes_bit_for_bit_from_its_text():
+def test_a_run_with_the_controller_resumes_bit_for_bit_from_its_text(monkeypatch):
     controller = imported("controller").UntilGoal(goal=500)
     given = {**PPO, "total_steps": STEPS, "entropy_coef": controller}
     whole = lehr.train("ppo", "CartPole-v1", run_dir="whole", **given)
     half = lehr.train("ppo", "CartPole-v1", run_dir="half", progress_fn=lambda steps, metrics: True, **given)
     assert 0 < int(half.state.updates) < UPDATES
     assert half.config["entropy_coef"] == "examples.own_controller:UntilGoal(goal=500)"
-    with pytest.raises(InputError, match=r"has entropy_coef: examples.own_controller:UntilGoal.goal=500., which would"):
-        lehr.resume("half")
-    resumed = lehr.resume("half", trust=True)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delitem(sys.modules, "examples.own_controller")
+        with pytest.raises(InputError, match=r"has entropy_coef: examples.own_controller:UntilGoal.goal=500., which"):
+            lehr.resume("half")
+    resumed = lehr.resume("half")
     assert identical(resumed.params, whole.params)
     assert identical(resumed.metrics["coef/entropy_coef"], whole.metrics["coef/entropy_coef"])
 

@@ -1,6 +1,8 @@
 """The package: built, installed from its wheel in an environment of its own, and fit for a package page."""
 
+import contextlib
 import email
+import importlib.util
 import os
 import re
 import shutil
@@ -11,9 +13,12 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import lehr
 
@@ -60,6 +65,57 @@ def test_the_wheel_works_in_an_environment_of_its_own(built, tmp_path):
     assert Path(place.strip()).is_relative_to(tmp_path)
     assert run(python.parent / "lehr", "--version", cwd=tmp_path) == f"lehr {lehr.__version__}\n"
     assert "Proximal policy optimisation" in run(python, "-m", "lehr", "list", "algorithms", cwd=tmp_path)
+
+
+def required(requirements):
+    """The names of all distributions that these requirements bring with them, as far as they are installed."""
+    todo, seen = [(text, "") for text in requirements], set()
+    while todo:
+        text, extra = todo.pop()
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        for part in {"", *wanted.extras} - {known for name, known in seen if name == canonicalize_name(wanted.name)}:
+            seen.add((canonicalize_name(wanted.name), part))
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                todo += [(text, part) for text in metadata.requires(wanted.name) or []]
+    return {name for name, _ in seen}
+
+
+HIDING = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+EXPORTING = """
+import jax, jax.export
+from lehr.acting import export
+jax.export.export(jax.jit(lambda x: x))(jax.ShapeDtypeStruct((), "float32")).serialize()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [(None, EXPORTING), ("gymnax", "import gymnax"), ("pgx", "import pgx")],
+    ids=["core", "gymnax", "pgx"],
+)
+def test_what_lehr_asks_for_suffices(extra, code, tmp_path):
+    """Packages that are installed here for other reasons are hidden, as in a fresh environment."""
+    extras = PROJECT["optional-dependencies"]
+    if extra is not None and importlib.util.find_spec(extra) is None:
+        pytest.skip(f"{extra} is not installed")
+    asked = required([*PROJECT["dependencies"], *extras.get(extra, [])]) | {"lehr"}
+    found = metadata.packages_distributions().items()
+    hidden = [module for module, names in found if not asked & {canonicalize_name(name) for name in names}]
+    assert {"pytest", "hypothesis"} <= set(hidden)
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", HIDING + code, ",".join(hidden)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_everything_is_in_the_wheel(built):

@@ -2,7 +2,7 @@
 
 A name that the user types, on the command line or in a call, is imported. A name found in a file, such as the config
 of a run, is imported only if it is part of Lehr or of an installed suite; otherwise the author of the file could run
-any code here. See SECURITY.md.
+any code here; unless this process runs it already. See SECURITY.md.
 """
 
 import functools
@@ -12,7 +12,7 @@ import importlib.util
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,9 @@ from typing import Any
 from lehr.errors import InputError, quoted, shortened
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+_in_use: set[str] = set()
+"""Names of the user's own code that runs of this process use."""
 
 
 def require(package: str, extra: str, what: str = "This environment") -> ModuleType:
@@ -142,6 +145,16 @@ def own_code(text: Any) -> str | None:
     called = str(text).partition("(")[0].strip()
     module = called.partition(":")[0]
     return module if is_reference(called) and not is_lehrs(module) else None
+
+
+def remember(names: Iterable[str]) -> None:
+    """Remember names of the user's own code that a run of this process uses, since the user gave or trusted them."""
+    _in_use.update(names)
+
+
+def is_in_use(name: str, module: str) -> bool:
+    """Whether a run of this process uses this name of the user's own code, so that importing it runs nothing new."""
+    return name in _in_use and module in sys.modules
 
 
 def is_lehrs(module: str) -> bool:

@@ -24,7 +24,7 @@ from lehr.acting.export.numpy_policy import NumpyPolicy
 from lehr.algorithms import ppo
 from lehr.cli import main
 from lehr.cli.play import episode
-from lehr.cli.summary import print_summary
+from lehr.cli.summary import _next, print_summary
 from lehr.envs import Environment
 from lehr.networks import NetworkConfig
 from lehr.report.loggers.jsonl import read
@@ -393,6 +393,15 @@ def test_a_target_return_is_reached_or_not(copied, target, outcome):
     code, out, err = call("resume", copied, *flags)
     assert code == 0, err
     assert f"outcome      {outcome}\n" in out
+
+
+def test_what_is_recommended_after_a_run_with_own_code_is_not_refused(copied):
+    found = lehr.load(copied)
+    own = replace(found, config={**found.config, "env": "my_tasks:Pole"})
+    assert _next(own, own.final) == [
+        f"lehr resume {copied} --total-steps {2 * own.config['total_steps']} --trust",
+        f"lehr play {copied} --trust",
+    ]
 
 
 def test_a_run_that_was_stopped_before_its_first_update_has_a_summary(copied):

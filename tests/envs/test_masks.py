@@ -90,6 +90,11 @@ class Forbidding(gymnasium.Env):
 
 gymnasium.register("MaskedOnHost-v0", MaskedOnHost)
 gymnasium.register("Forbidding-v0", Forbidding)
+gymnasium.register(
+    "ForbiddingMany-v0",
+    Forbidding,
+    vector_entry_point=lambda num_envs, **_: gymnasium.vector.SyncVectorEnv([Forbidding] * num_envs),
+)
 HOST = "gym:tests.envs.test_masks:MaskedOnHost-v0"
 
 
@@ -125,6 +130,39 @@ def test_a_mask_in_info_is_followed(tmp_path):
     problem = f"The environment {name} gave nothing as info['action_mask'], but must give an array of shape (5,)"
     assert check_env(make(name, forgets=True))[0].startswith(problem)
     assert make(name, vectorization="async").observation_space == env.observation_space
+    many = make(name.replace("-v0", "Many-v0"), vectorization="vector")
+    assert many.observation_space == env.observation_space
+    assert many.start(3).reset(np.zeros(3, np.uint32))["action_mask"].sum(1).tolist() == [2, 2, 2]
+
+
+def allowed_by(masks):
+    """Actions of `Forbidding` that its masks allow."""
+    return np.stack([masks[:, :2].argmax(1), masks[:, 2:].argmax(1)], 1)
+
+
+@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode)[:2])
+def test_masks_in_the_info_of_a_vector_environment_are_followed(mode, tmp_path):
+    """Each row equals the mask that its environment drew; a row whose episode is over has none, and allows all."""
+    vector = gymnasium.vector.SyncVectorEnv([Forbidding] * 4, autoreset_mode=mode)
+    env = make(vector)
+    assert env.observation_space == make(HOST.replace("MaskedOnHost", "Forbidding")).observation_space
+    batch = env.start(4)
+    obs, over = batch.reset(np.arange(4, dtype=np.uint32)), np.zeros(4, bool)
+    for _ in range(10):
+        drawn = np.array([np.concatenate(one.masks) for one in vector.envs])
+        np.testing.assert_array_equal(obs["action_mask"], np.where(over[:, None], 1, drawn))
+        step = batch.step(allowed_by(obs["action_mask"]))
+        obs, done = step.obs, step.terminated & (True if step.valid is None else step.valid)
+        np.testing.assert_array_equal(step.final_obs["action_mask"][done], np.ones((done.sum(), 5)))
+        np.testing.assert_array_equal(step.final_obs["action_mask"][~done], obs["action_mask"][~done])
+        over = done & (mode == gymnasium.vector.AutoresetMode.NEXT_STEP)
+    vector.envs[2].forgets = True
+    obs = batch.reset(np.arange(4, dtype=np.uint32))
+    with pytest.raises(TypeError, match=r"info\['action_mask'\] is nothing, but must be an array of shape \(5,\)"):
+        batch.step(allowed_by(obs["action_mask"]))
+    vector.envs[2].forgets = False
+    result = lehr.train(env=vector, run_dir=tmp_path / "run", total_steps=64, **SMALL)
+    assert result.final["policy/entropy"] == 0, "there is never a choice"
 
 
 def test_players_that_take_turns_only_make_legal_moves(tmp_path):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lehr import kernels
 from lehr.algorithms import ppo, trpo
 from lehr.kernels import mlp as fused
 from lehr.networks import NetworkConfig, actor_critic
@@ -102,7 +103,7 @@ def test_a_network_that_is_not_evaluated_has_no_gradient(index, members):
     x, layers, (head,) = rows(40, 4), make((4, 16, 16), 2), make((16, 3), seed=3)
 
     def one(layers, head):
-        with fused.together(members):
+        with kernels.together(members):
             return fused.evaluate(x, layers, {index: head}, "tanh")[0]
 
     def alone(layers, head):
@@ -313,7 +314,7 @@ def test_members_of_a_population_are_an_axis_of_the_grid(count, monkeypatch):
     x = rows(members, count, 5)
 
     def kernel(x, layers):
-        with fused.together(members):
+        with kernels.together(members):
             return jax.vmap(lambda x, layers: fused.fused_mlp(x, layers, "tanh"))(x, layers)
 
     def expected(x, layers):
@@ -329,8 +330,8 @@ def test_few_rows_of_many_members_are_enough_for_the_kernels(monkeypatch):
     *hidden, head = make((4, 64, 64, 2), 1)
     given = rows(4, 4), hidden, {0: (head[0][0], head[1][0])}, "tanh"
     assert not fused.fits(*given)
-    with fused.together(128):
+    with kernels.together(128):
         assert fused.fits(*given)
-    with fused.together(127):
+    with kernels.together(127):
         assert not fused.fits(*given)
     assert not fused.fits(*given)

@@ -109,6 +109,12 @@ def test_what_cannot_be_shown_is_one_sentence(sliding, tmp_path, monkeypatch):
             film.check_file(tmp_path / name)
 
 
+def test_an_environment_whose_class_does_not_draw_says_so_once():
+    pytest.importorskip("gymnasium")
+    with pytest.raises(InputError, match=r"^\S+:Walk cannot be drawn: create it with render_mode='rgb_array', or let"):
+        film.check_environment(make("tests.envs.gym_tasks:Walk"), "Walk")
+
+
 def test_an_environment_on_the_host_is_tried(monkeypatch):
     pytest.importorskip("gymnasium")
     env = make("gym:CartPole-v1")

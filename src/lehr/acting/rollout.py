@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lehr import kernels
 from lehr.acting.agent import Agent, act, action_keys, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
@@ -139,7 +140,7 @@ def collect(
     drawn = action_keys(action_key, horizon, env.action_space, noise_steps)
     keys = drawn, jax.random.split(env_key, (horizon, num_envs))
     start = actor.env_state, actor.resets, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
-    (env_state, resets, last_obs, _, carry, cut_obs), out = jax.lax.scan(step, start, keys, unroll=scan_unroll())
+    (env_state, resets, last_obs, _, carry, cut_obs), out = kernels.scan(step, start, keys, scan_unroll())
 
     done = out["ending"] != 0
     final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()

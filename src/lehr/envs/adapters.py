@@ -22,6 +22,7 @@ ADAPTERS = {
     "jaxdem": ("suites", "jaxdem"),
     "jumanji": ("suites", "jumanji"),
     "pettingzoo": ("host", "pettingzoo"),
+    "pgx": ("suites", "pgx"),
     "playground": ("suites", "mujoco_playground"),
 }
 """Prefixes of other ecosystems, as in `PREFIX:NAME`: the folder of the adapter, and the package it adapts."""

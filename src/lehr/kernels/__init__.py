@@ -3,10 +3,11 @@
 | name | what it does | where |
 |---|---|---|
 | mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, one device |
+| row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, one device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
-Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps` or `rewrite` without
-checking. A kernel that JAX cannot compile is replaced by plain JAX, with one warning on the logger "lehr".
+Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `scan` or `rewrite`
+without checking. A kernel that JAX cannot compile is replaced by plain JAX, with one warning on the logger "lehr".
 
 The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of them, `no-mlp` or
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
@@ -24,9 +25,13 @@ from typing import Any
 import jax
 
 from lehr.errors import InputError, closest
-from lehr.kernels import mlp
+from lehr.kernels import mlp, row_loop
 from lehr.kernels import written_out as rewriting
+from lehr.kernels.members import together
+from lehr.kernels.row_program import Unsupported
 from lehr.types import PyTree
+
+__all__ = ["evaluate_mlps", "plain", "rewrite", "scan", "switched_off", "together"]
 
 VARIABLE = "LEHR_KERNELS"
 
@@ -45,6 +50,7 @@ class Kernel:
 
 KERNELS: dict[str, Kernel] = {
     "mlp": Kernel(mlp.is_able, mlp.fits, can_be_split=False),
+    "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
     "written_out": Kernel(lambda: True, lambda *arguments: True, can_be_split=True),
 }
 
@@ -81,9 +87,26 @@ def evaluate_mlps(
         return None
 
 
-def together(members: int) -> contextlib.AbstractContextManager[None]:
-    """Say that what is traced in this scope is vmapped over so many members of a population."""
-    return mlp.together(members)
+def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unroll: int = 1) -> Any:
+    """As `jax.lax.scan` over the steps of a rollout, whose rows do not depend on each other."""
+
+    def in_plain_jax() -> Any:
+        return jax.lax.scan(body, start, rows, unroll=unroll)
+
+    if not is_chosen("row_loop", start, rows):
+        return in_plain_jax()
+    try:
+        with plain():  # so that products are visible
+            return row_loop.scan(body, start, rows, in_plain_jax)
+    except Unsupported as reason:
+        logging.getLogger("lehr").debug("The rollout is not one kernel: %s.", reason)
+        failure: Exception | None = None
+    except Exception as error:  # any error that another JAX version may raise
+        failure = error
+    found = in_plain_jax()  # an error in the body itself is raised here, without a warning
+    if failure is not None:
+        _warn_once("row_loop", failure)
+    return found
 
 
 _plain: contextvars.ContextVar[bool] = contextvars.ContextVar("plain", default=False)
@@ -129,7 +152,7 @@ def _parse(text: str) -> frozenset[str]:
     """Return the kernels that a text such as `no-mlp,no-written_out` turns off.
 
     >>> sorted(_parse("off")), sorted(_parse("no-mlp")), sorted(_parse(""))
-    (['mlp', 'written_out'], ['mlp'], [])
+    (['mlp', 'row_loop', 'written_out'], ['mlp'], [])
     """
     meanings = {"off": set(KERNELS), **{f"no-{name}": {name} for name in KERNELS}}
     words = list(filter(None, map(str.strip, text.split(","))))

@@ -8,8 +8,7 @@ another recomputes the activations for the gradient, so that only inputs, output
 Several MLPs of equal sizes on the same input, such as an actor and a critic, are one launch. Programs compiled for
 anything but CUDA use plain JAX instead.
 
-Under `jax.vmap` over the members of a population, members are one more axis of the grid; `together` tells how many
-there are, since a function that is vmapped cannot see it.
+Under `jax.vmap` over the members of a population, members are one more axis of the grid; see `lehr.kernels.members`.
 
 Only the first derivative in reverse mode is supported: `jax.jvp`, `jax.linearize` and Hessians need plain JAX.
 
@@ -18,13 +17,11 @@ Only the first derivative in reverse mode is supported: `jax.jvp`, `jax.lineariz
 (5, 2)
 """
 
-import contextlib
-import contextvars
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +31,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from lehr.errors import InputError, closest
+from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import ACTIVATIONS, Layer, Layers, Plan, backward, forward, pl, triton
 
 MIN_ROWS = 512
@@ -64,19 +62,6 @@ PROGRAMS = 264
 """Programs of the backward kernel, over all networks: two for each of the 132 processors of an H200."""
 INTERPRET = False
 """Run the kernels in Pallas's interpreter, on any device, for tests."""
-
-
-_members: contextvars.ContextVar[int] = contextvars.ContextVar("members", default=1)
-
-
-@contextlib.contextmanager
-def together(members: int) -> Iterator[None]:
-    """Say that what is traced in this scope is vmapped over so many members."""
-    token = _members.set(members)
-    try:
-        yield
-    finally:
-        _members.reset(token)
 
 
 def fused_mlp(
@@ -115,7 +100,7 @@ def _evaluate(
 def _plan(
     x: jax.Array, hidden: Layers, heads: Mapping[int, Layer], activation: str, precision: lax.PrecisionLike = None
 ) -> Plan:
-    rows, members = math.prod(x.shape[:-1]), _members.get()
+    rows, together = math.prod(x.shape[:-1]), members()
     plan = Plan(
         rows=rows,
         first=min(heads),
@@ -131,7 +116,7 @@ def _plan(
         programs=PROGRAMS,
         interpret=INTERPRET,
     )
-    if members == 1:
+    if together == 1:
         return plan
     needed = max(FEWEST_ROWS, pl.next_power_of_2(rows))
     return replace(
@@ -140,7 +125,7 @@ def _plan(
         num_warps=MEMBER_FEW_NUM_WARPS if needed == FEWEST_ROWS else MEMBER_NUM_WARPS,
         backward_block_rows=min(MEMBER_BACKWARD_BLOCK_ROWS, needed),
         backward_num_warps=MEMBER_BACKWARD_NUM_WARPS,
-        programs=max(1, PROGRAMS // members),
+        programs=max(1, PROGRAMS // together),
     )
 
 
@@ -155,7 +140,7 @@ def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], acti
     widest = max(bias.shape[-1] for _, bias in heads.values())
     small = x.shape[-1] <= MAX_IN and len(hidden) == 2 and max(hidden) <= MAX_HIDDEN and widest <= MAX_OUT
     known = isinstance(activation, str) and activation in ACTIVATIONS
-    return small and known and math.prod(x.shape[:-1]) * _members.get() >= MIN_ROWS
+    return small and known and math.prod(x.shape[:-1]) * members() >= MIN_ROWS
 
 
 def evaluate(

@@ -157,6 +157,8 @@ def _check_host(env: HostEnvironment, name: str) -> None:
         finally:
             batch.close()
     except Exception as error:
+        if isinstance(error.__cause__, InputError):  # what Lehr itself says about it
+            raise error.__cause__ from None
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"{name} cannot be shown: its render failed ({reason[0]}).") from error
     if frame.dtype != np.uint8 or frame.ndim != 3:

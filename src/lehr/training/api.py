@@ -93,7 +93,7 @@ def train(
     if isinstance(env, str):
         settings["env"] = env
     if from_run is None:
-        with _preparing(algorithm, settings):
+        with _preparing(algorithm, settings, instance):
             plan = make_plan(algorithm, settings, instance)
     else:
         origin = RunDirectory.open(from_run)
@@ -151,8 +151,9 @@ def resume(
             saved["env"] = env
         check_trust(saved, f"The run '{directory.path}'", trust, env)
         changed = _changed(algorithm, saved, settings)
-        with _preparing(algorithm, changed):
-            plan = make_plan(algorithm, changed, None if isinstance(env, str) else env)
+        instance = None if isinstance(env, str) else env
+        with _preparing(algorithm, changed, instance):
+            plan = make_plan(algorithm, changed, instance)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -257,6 +258,8 @@ def _algorithm(directory: RunDirectory, algorithm: str, named: Any, trust: bool)
 def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: Any = None) -> None:
     """Refuse settings from a file that would run code from outside Lehr and its suites.
 
+    What runs in this process already, because the user gave it to `lehr.train` for example, is not refused.
+
     Args:
         found: the settings.
         where: the file or the run, for the error message.
@@ -265,16 +268,28 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: Any = 
     """
     if trust:
         return
+    for what, text, module in own_code_in_settings(found, named):
+        if not plugins.is_in_use(text, module):
+            plugins.refuse_untrusted(what, text, module, where)
+
+
+def own_code_in_settings(found: Mapping[str, Any], named: Any = None) -> Iterator[tuple[str, str, str]]:
+    """Find the settings that would run code from outside Lehr and its suites: their name, their text, and the module.
+
+    Args:
+        found: the settings.
+        named: the environment or its name, if the user gave it.
+    """
     settings = config.merge([RunConfig], {}, found)  # as `build` reads them
     env, parameters = str(settings.pop("env", "")), settings.pop("env_parameters", None)
     if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
-        plugins.refuse_untrusted("env", env, module, where)
+        yield "env", env, module
     if (module := own_code_in(parameters)) is not None:
-        plugins.refuse_untrusted("env_parameters", str(parameters), module, where)
+        yield "env_parameters", str(parameters), module
     for name, value in settings.items():
         for text in value if isinstance(value, list) else [value]:
             if (module := plugins.own_code(text)) is not None:
-                plugins.refuse_untrusted(name, str(text), module, where)
+                yield name, str(text), module
 
 
 def _changed(algorithm: Any, saved: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -300,9 +315,10 @@ def _has_placeholder(value: Any) -> bool:
     return any(plugins.is_placeholder(item) for item in (value if isinstance(value, list) else [value]))
 
 
-def _preparing(algorithm: Any, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+def _preparing(algorithm: Any, settings: Mapping[str, Any], env: Any) -> contextlib.AbstractContextManager[None]:
     """Show that a run is assembled, which takes seconds, unless it shows no progress."""
-    what = f"preparing {algorithms.name_of(algorithm)} on {settings.get('env', 'CartPole-v1')}"
+    given = None if env is None else getattr(env, "__name__", type(env).__name__).strip("<>")
+    what = f"preparing {algorithms.name_of(algorithm)} on {given or settings.get('env', RunConfig.env)}"
     return waiting(what, enabled=settings.get("progress", True) is not False)
 
 
@@ -319,6 +335,7 @@ def _writable(path: Path) -> Iterator[None]:
 
 def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False) -> Loop:
     """Create the loop of a run and write everything that a resume needs to its directory."""
+    plugins.remember(text for _, text, _ in own_code_in_settings(plan.mapping))
     with _writable(directory.path), contextlib.ExitStack() as undo:
         loop = Loop(plan, directory, progress_fn, resumes)
         undo.callback(loop.record.close)

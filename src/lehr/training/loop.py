@@ -233,7 +233,7 @@ class Loop:
     def _compile(self) -> None:
         begin, key = time.perf_counter(), compile_times.program_key(self.plan, self.state)
         with self.progress.waiting(
-            f"compiling {self.plan.algorithm} on {self.plan.run.env}", compile_times.last_time(key)
+            f"compiling {self.plan.algorithm} on {self.plan.run.env.strip('<>')}", compile_times.last_time(key)
         ):
             self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lehr import algorithms, config
+from lehr import algorithms, config, kernels
 from lehr.acting.collector import collected_shapes
 from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
@@ -62,7 +62,8 @@ class Program:
         if isinstance(self.env, HostEnvironment):
             return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
         one = partial(collect, self.env, self.algorithm, horizon=horizon, key=jax.random.key(0), needs=self.needs)
-        return jax.eval_shape(one, params, actor, statistics)
+        with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
+            return jax.eval_shape(one, params, actor, statistics)
 
 
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:

@@ -251,9 +251,28 @@ class Gym(HostEnvironment):
     @property
     def inspected(self) -> Any:
         """One of the environments, to inspect it; it is not stepped."""
+        from lehr.envs.host import info_masks
+
         found = _single(self.source or self.id, self.parameters, self.action_repeat, self.frame_stack)
-        # The info of vectorised versions is not read, so they have no masks.
-        return found.env if self.vectorization == "vector" and hasattr(found, "mask_shape") else found
+        if self.vectorization != "vector":
+            return found
+        # A vectorised version may give masks where single environments give none, or the other way round.
+        alone = found.env if hasattr(found, "mask_shape") else found
+        return alone if self._vector_mask_shape is None else info_masks.MaskFromInfo(alone, self._vector_mask_shape)
+
+    @functools.cached_property
+    def _vector_mask_shape(self) -> tuple[int, ...] | None:
+        """The shape of a mask in the `info` of the vectorised version."""
+        from lehr.envs.host import info_masks
+
+        made = self._vectorised(1, dict(self.parameters))
+        shape = info_masks.shape_in_vector(made)
+        made.close()
+        return shape
+
+    def _vectorised(self, num_envs: int, parameters: dict[str, Any]) -> Any:
+        mode = "vector_entry_point"
+        return _gymnasium().make_vec(self.id, num_envs=num_envs, vectorization_mode=mode, **parameters)
 
     def with_wrappers(self, action_repeat: int, frame_stack: int) -> "Gym":
         """Return the environment with repeated actions, and observations stacked along their last axis."""
@@ -271,11 +290,9 @@ class Gym(HostEnvironment):
 
     def start(self, num_envs: int, render: bool = False) -> HostBatch:
         """Create the environments."""
-        gymnasium = _gymnasium()
         parameters = dict(self.parameters) | (self._render_mode if render else {})
         if self.vectorization == "vector":
-            made = gymnasium.make_vec(self.id, num_envs=num_envs, vectorization_mode="vector_entry_point", **parameters)
-            return SelfResetting(made)
+            return SelfResetting(self._vectorised(num_envs, parameters), mask_shape=self._vector_mask_shape)
         group = self._group(num_envs, parameters)
         if self.autoreset == "seeded":
             return Seeded(group, self._first_action, self.initial_state(np.zeros(num_envs, np.uint32)))
@@ -380,7 +397,17 @@ class GivenVector(HostEnvironment):
     @functools.cached_property
     def observation_space(self) -> spaces.Space:
         """Gymnasium's space, with 64-bit numbers in 32 bits."""
-        return as_32_bit(self.env.single_observation_space)
+        from lehr.envs.host import info_masks
+
+        space = self.env.single_observation_space
+        return as_32_bit(space if self._mask_shape is None else info_masks.masked_space(space, self._mask_shape))
+
+    @functools.cached_property
+    def _mask_shape(self) -> tuple[int, ...] | None:
+        """The shape of a mask in their `info`, for which they are reset once."""
+        from lehr.envs.host import info_masks
+
+        return info_masks.shape_in_vector(self.env)
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
@@ -395,7 +422,7 @@ class GivenVector(HostEnvironment):
     def start(self, num_envs: int, render: bool = False) -> HostBatch:
         """Use the existing environments; closing them is left to the user."""
         check_size(self, num_envs)
-        return SelfResetting(self.env, stays_open=True)
+        return SelfResetting(self.env, stays_open=True, mask_shape=self._mask_shape)
 
 
 def _gymnasium() -> Any:

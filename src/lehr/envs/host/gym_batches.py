@@ -8,6 +8,7 @@ from lehr.envs.host.answers import over, stacked
 from lehr.envs.host.base import HostBatch, HostStep, Journal, late_reset
 from lehr.envs.host.gym_spaces import first_action
 from lehr.errors import InputError
+from lehr.masks import MASK
 from lehr.plugins import require
 from lehr.types import PyTree
 
@@ -94,8 +95,8 @@ class Seeded(Singles):
 class SelfResetting(HostBatch):
     """Environments that reset themselves, in the step that ends an episode or in the next one."""
 
-    def __init__(self, envs: Any, stays_open: bool = False) -> None:
-        self.envs, self.size, self.stays_open = envs, envs.num_envs, stays_open
+    def __init__(self, envs: Any, stays_open: bool = False, mask_shape: tuple[int, ...] | None = None) -> None:
+        self.envs, self.size, self.stays_open, self.mask_shape = envs, envs.num_envs, stays_open, mask_shape
         modes = require("gymnasium", extra="gym").vector.AutoresetMode
         mode = envs.metadata.get("autoreset_mode")
         if mode not in (modes.SAME_STEP, modes.NEXT_STEP):
@@ -112,18 +113,40 @@ class SelfResetting(HostBatch):
         self.over = np.zeros(self.size, bool)
         vector = require("gymnasium", extra="gym").vector
         per_env_seeds = isinstance(self.envs, vector.SyncVectorEnv | vector.AsyncVectorEnv)
-        return self.envs.reset(seed=seeds.tolist() if per_env_seeds else int(seeds[0]))[0]
+        obs, info = self.envs.reset(seed=seeds.tolist() if per_env_seeds else int(seeds[0]))
+        return self._masked(obs, info, self.over)
 
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step; in next-step mode, the step after the end of an episode is only a reset."""
         obs, reward, terminated, truncated, info = self.envs.step(action + self.start if self.start else action)
         done = over(terminated, truncated, self.size)
         if not self.late:
-            final_obs = _with_final(obs, info, done) if done.any() else obs
+            obs, before = self._masked(obs, info, np.zeros(self.size, bool)), obs
+            final_obs = self._final(before, obs, info, done) if done.any() else obs
             return HostStep(obs, final_obs, np.array(reward), np.array(terminated), np.array(truncated))
         was_over = self.over
         self.over = done & ~was_over
+        obs = self._masked(obs, info, self.over)
         return late_reset(was_over, obs, reward, terminated, truncated)
+
+    def _masked(self, obs: PyTree, info: Any, is_over: np.ndarray) -> PyTree:
+        """Return the observations with the masks in `info`, if there are any."""
+        from lehr.envs.host import info_masks
+
+        if self.mask_shape is None:
+            return obs
+        return info_masks.masked_observation(obs, info_masks.batched_masks(info, self.mask_shape, is_over))
+
+    def _final(self, before: PyTree, obs: PyTree, info: Any, done: np.ndarray) -> PyTree:
+        """Return the last observations of the episodes that are over, with their masks, and the others as they are."""
+        from lehr.envs.host import info_masks
+
+        final = _with_final(before, info, done)
+        if self.mask_shape is None:
+            return final
+        masks = info_masks.batched_masks(info.get("final_info", {}), self.mask_shape, np.ones(self.size, bool))
+        masks[~done] = obs[MASK][~done]
+        return info_masks.masked_observation(final, masks)
 
     def render(self) -> np.ndarray:
         """Render the first environment."""

@@ -1,5 +1,8 @@
 """Action masks that environments give in `info["action_mask"]`, as an entry of their observations.
 
+A vector environment gives the masks of all its environments, `[N, ...]`, and in `info["_action_mask"]` which of them
+are there.
+
 An observation that is not a dict becomes the entry `observation` of one.
 """
 
@@ -62,6 +65,42 @@ def shape_in_reset(env: gymnasium.Env) -> tuple[int, ...] | None:
     except BaseException:  # the run will fail in the same way, and say so
         return None
     return None if mask is None else mask.shape
+
+
+def shape_in_vector(envs: Any) -> tuple[int, ...] | None:
+    """Reset a vector environment and return the shape of one environment's mask; `None` if there is none."""
+    if not can_be_masked(envs.single_observation_space, envs.single_action_space):
+        return None
+    try:
+        info = envs.reset(seed=0)[1]
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the run will fail in the same way, and say so
+        return None
+    found = _rows(info)
+    return next((mask.shape for mask in found if mask is not None), None)
+
+
+def batched_masks(info: Any, shape: tuple[int, ...], is_over: np.ndarray) -> np.ndarray:
+    """Return the masks in the `info` of a vector environment, int8 `[N, *shape]`.
+
+    Args:
+        info: of a step or a reset; `info["_action_mask"]`, if it is there, says which environments gave a mask.
+        shape: of one environment's mask.
+        is_over: bool `[N]`, the environments whose episode has ended, whose mask may be missing.
+    """
+    rows = _rows(info) or [None] * len(is_over)
+    given = [{} if mask is None else {MASK: mask} for mask in rows]
+    return np.stack([mask_in(row, shape, bool(over)) for row, over in zip(given, is_over, strict=True)])
+
+
+def _rows(info: Any) -> list[np.ndarray | None]:
+    """Return the mask of each environment of a vector environment; an empty list if there is none at all."""
+    masks = info.get(MASK) if isinstance(info, dict) else None
+    if masks is None:
+        return []
+    present = info.get(f"_{MASK}", np.ones(len(masks), bool))
+    return [find_mask({MASK: mask}) if there else None for mask, there in zip(masks, present, strict=True)]
 
 
 class MaskFromInfo(gymnasium.Wrapper):

@@ -1,0 +1,200 @@
+"""A rollout as one kernel, interpreted, against `jax.lax.scan`."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lehr import kernels
+from lehr.algorithms import ppo
+from lehr.kernels import row_loop
+from lehr.kernels.row_program import Unsupported
+from lehr.networks import NetworkConfig
+from lehr.training.iteration import next_rollout
+from lehr.training.program import assemble
+
+ROWS, STEPS = 24, 32  # more than one block, the last one not full
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Any backend is able; yields the loops that were run as kernels."""
+    loops = []
+    run = row_loop._Loop.run
+
+    def spy(self, arrays):
+        loops.append(self)
+        return run(self, arrays)
+
+    monkeypatch.setattr(row_loop, "INTERPRET", True)
+    monkeypatch.setattr(row_loop._Loop, "run", spy)
+    monkeypatch.setattr(kernels, "_warned", set())
+    return loops
+
+
+def assert_close(found, wanted, tolerance=1e-5):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert (x.shape, x.dtype) == (y.shape, y.dtype)
+        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=tolerance, atol=tolerance)
+
+
+WEIGHTS = jax.random.normal(jax.random.key(1), (4, 64)) * 0.5, jax.random.normal(jax.random.key(2), (64, 64)) * 0.1
+
+
+def elementwise(carry, row):
+    """Shapes, choices and rounding."""
+    x, count, flag = carry
+    key, shift = row
+    noise = jax.random.normal(key, (ROWS, 4))
+    x = jnp.tanh(x + 0.1 * noise + shift)
+    turned = jnp.stack([x[:, 1], jnp.round(4.0 * x[:, 0]) / 4.0, jnp.clip(x[:, 2], -0.5, 0.5), x[:, 3]])
+    y = jnp.concatenate([turned.T[:, ::-1][:, :2], x[:, jnp.array([3, 0])]], axis=1)
+    best = jnp.argmax(y, axis=1)
+    chosen = jnp.select([best == 0, best == 1], [y.sum(1), y.max(1)], y.min(1))
+    parts = jnp.split(y.reshape(ROWS, 2, 2), 2, axis=1)
+    y = jnp.where(flag[:, None], y, (parts[0] - parts[1]).repeat(2, axis=1).reshape(ROWS, 4) + jnp.cumsum(x, axis=1))
+    count = jnp.where(chosen > 0.3, 0, count + 1)
+    out = {"best": best, "sign": jnp.sign(chosen), "flag": (y > 0).all(axis=1), "ones": jnp.ones(ROWS), "key": noise[0]}
+    return (y / 2.0, count, (count % 3 == 0) | (y < -0.4).any(axis=1)), out
+
+
+def layers(carry, row):
+    """Products with weights, from few columns to many and back."""
+    (x,) = carry
+    hidden = jax.nn.relu(jnp.tanh(x @ WEIGHTS[0] + 0.1) @ WEIGHTS[1] - jnp.arange(64)[None] / 64.0)
+    small = hidden @ WEIGHTS[0].T
+    return (0.9 * x + 0.1 * jnp.tanh(small @ jnp.eye(4) + row),), (small, hidden.max(axis=1), hidden.sum(axis=1))
+
+
+def start_of(body):
+    x = jax.random.normal(jax.random.key(0), (ROWS, 4))
+    return (x,) if body is layers else (x, jnp.arange(ROWS, dtype=jnp.int32), jnp.arange(ROWS) % 2 == 0)
+
+
+def rows_of(body):
+    shifts = jnp.linspace(-0.5, 0.5, STEPS)
+    return shifts if body is layers else (jax.random.split(jax.random.key(3), STEPS), shifts)
+
+
+@pytest.mark.parametrize("body", [elementwise, layers])
+def test_equals_scan(interpreted, body):
+    start, rows = start_of(body), rows_of(body)
+    found = kernels.scan(body, start, rows)
+    assert len(interpreted) == 1
+    assert_close(found, jax.lax.scan(body, start, rows))
+
+
+def test_members_of_a_population_have_weights_of_their_own(interpreted):
+    starts = jax.random.normal(jax.random.key(0), (3, 4, 4))
+    scales = jnp.array([0.5, 1.0, 2.0])
+
+    def train(scan, x, scale):
+        def body(x, shift):
+            x = jnp.tanh(jnp.tanh(x @ (scale * WEIGHTS[0])) @ WEIGHTS[0].T) + shift
+            return x, x[:, 0]
+
+        return scan(body, x, jnp.linspace(0.0, 1.0, 64))
+
+    with kernels.together(3):
+        found = jax.vmap(lambda *given: train(kernels.scan, *given))(starts, scales)
+    assert len(interpreted) == 1
+    assert_close(found, jax.vmap(lambda *given: train(jax.lax.scan, *given))(starts, scales))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lambda x, row: (jnp.cumsum(x, axis=0) / ROWS, row), "cumsum of the rows"),
+        (lambda x, row: (x - x.mean(axis=0, keepdims=True), row), "reduce_sum over the rows"),
+        (lambda x, row: (jnp.sort(x, axis=1), row), "sort"),
+        (lambda x, row: (x[::-1], row), "rev of the rows"),
+        (lambda x, row: (jnp.broadcast_to(row, x.shape), x[:, 0]), "a carry that does not depend"),
+        (lambda x, row: (x[jnp.clip(x[:, 0].astype(int), 0, 3)], row), "a gather"),
+    ],
+)
+def test_other_bodies_are_left_to_scan(interpreted, caplog, body, reason):
+    start, rows = start_of(layers)[0], rows_of(layers)
+    with caplog.at_level(logging.DEBUG, "lehr"):
+        found = kernels.scan(body, start, rows)
+    assert interpreted == []
+    assert reason in caplog.text
+    assert_close(found, jax.lax.scan(body, start, rows), tolerance=0)
+
+
+@pytest.mark.parametrize(
+    ("start", "steps"),
+    [
+        ((jnp.zeros((ROWS, 4)), jnp.zeros(())), STEPS),
+        ((jnp.zeros((ROWS, 4)), jnp.zeros((ROWS + 1, 4))), STEPS),
+        (jnp.zeros((ROWS, 40)), STEPS),
+        (tuple(jnp.zeros((ROWS, 30)) for _ in range(3)), STEPS),
+        (jnp.zeros((ROWS, 4)), 2),
+    ],
+    ids=["a scalar", "other rows", "wide", "many columns", "few steps"],
+)
+def test_large_or_mixed_states_do_not_fit(interpreted, start, steps):
+    assert not kernels.is_chosen("row_loop", start, jnp.zeros(steps))
+
+
+def test_a_kernel_that_jax_refuses_is_replaced_with_one_warning(interpreted, monkeypatch, caplog):
+    def refuse(self, arrays):
+        raise ValueError("no such instruction")
+
+    monkeypatch.setattr(row_loop._Loop, "run", refuse)
+    start, rows = start_of(layers), rows_of(layers)
+    for _ in range(2):
+        assert_close(kernels.scan(layers, start, rows), jax.lax.scan(layers, start, rows), tolerance=0)
+    assert [record.message for record in caplog.records if "row_loop" in record.message][1:] == []
+    assert "The kernel row_loop does not work here (ValueError: no such instruction)" in caplog.text
+
+
+def rollout_of(env, **settings):
+    config = ppo.Config(num_envs=ROWS, horizon=STEPS, minibatches=1, **settings)
+    program, state = assemble("ppo", env, config, NetworkConfig(), 10**6)
+    return lambda: next_rollout(program, state).rollout
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [("CartPole-v1", {}), ("Pendulum-v1", {"normalise_observations": True})],
+)
+def test_a_rollout_equals_the_plain_one(interpreted, monkeypatch, env, settings):
+    collect = rollout_of(env, **settings)
+    interpreted.clear()
+    found = jax.jit(collect)()
+    assert len(interpreted) == 1
+    monkeypatch.setattr(row_loop, "INTERPRET", False)
+    assert_close(found, jax.jit(lambda: collect())(), tolerance=1e-4)
+    assert len(interpreted) == 1
+
+
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "DeepChain-v0"]
+)
+def test_a_rollout_is_lowered_for_a_gpu(monkeypatch, env):
+    """Without one: that it is chosen, and that JAX has a rule for every operation."""
+    checked = []
+    check = row_loop._Loop.check
+
+    def spy(self, arrays):
+        check(self, arrays)
+        checked.append(self)
+
+    monkeypatch.setattr(row_loop, "is_able", lambda: True)
+    monkeypatch.setitem(kernels.KERNELS, "row_loop", kernels.Kernel(lambda: True, row_loop.fits, can_be_split=False))
+    monkeypatch.setattr(row_loop._Loop, "check", spy)
+    collect = rollout_of(env)
+    checked.clear()
+    jax.eval_shape(collect)
+    assert len(checked) == 1
+
+
+def test_layers_that_are_not_powers_of_two_are_left_to_scan(interpreted):
+    weights = jnp.ones((4, 48))
+    with pytest.raises(Unsupported, match="48"):
+        row_loop.scan(
+            lambda x, row: (x + (x @ weights).sum(1, keepdims=True), row), jnp.ones((ROWS, 4)), jnp.ones(STEPS), dict
+        )
