@@ -116,7 +116,7 @@ def members(
 ) -> Iterator[Member]:
     """Every configuration with every seed."""
     for number, (choice, seed) in enumerate(itertools.product(chosen, seeds), first):
-        settings = {"evaluate_episodes": 32, **task.settings, **choice.settings}
+        settings = {"evaluate_episodes": 32, **PLAIN, **task.settings, **choice.settings}
         yield Member(number, CHOICES.index(choice), seed, dict(choice._asdict()), settings, fresh)
 
 

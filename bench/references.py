@@ -43,6 +43,8 @@ PENDULUM = {
     "learning_rate": "1e-3 -> 0",
     "discount": 0.95,
     "entropy_coef": 0.0,
+    "normalise_observations": False,
+    "normalise_rewards": False,
 }
 SLOW_CAR = {
     "num_envs": 4,
@@ -58,6 +60,7 @@ MOUNTAIN_CAR_CONTINUOUS = {
     "epochs": 10,
     "learning_rate": 1e-3,
     "entropy_coef": "0.01 -> 0",
+    "normalise_rewards": False,
 }
 A2C_ACROBOT = {
     "num_envs": 16,
@@ -78,6 +81,7 @@ A2C_PENDULUM = {
     "entropy_coef": "0.1 -> 0",
     "standardise_advantages": True,
     "normalise_rewards": True,
+    "normalise_observations": False,
 }
 A2C_MOUNTAIN_CAR_CONTINUOUS = {
     **SLOW_CAR,
@@ -94,6 +98,7 @@ TRPO_MOUNTAIN_CAR_CONTINUOUS = {
     "discount": 0.98,
     "target_kl": 0.05,
     "value_minibatches": 4,
+    "normalise_rewards": False,
 }
 TRPO_ACROBOT = {"num_envs": 16, "horizon": 64, "target_kl": "0.05 -> 0.005"}
 TRPO_PENDULUM = {
@@ -104,6 +109,8 @@ TRPO_PENDULUM = {
     "value_learning_rate": "2e-3 -> 5e-4",
     "value_epochs": 20,
     "value_minibatches": 32,
+    "normalise_observations": False,
+    "normalise_rewards": False,
 }
 IMPALA_PENDULUM = {
     "num_envs": 16,
@@ -116,6 +123,7 @@ IMPALA_PENDULUM = {
     "entropy_coef": "0.1 -> 0",
     "standardise_advantages": True,
     "normalise_rewards": True,
+    "normalise_observations": False,
 }
 APPO_PENDULUM = {
     "num_envs": 16,
@@ -125,6 +133,7 @@ APPO_PENDULUM = {
     "gae_lambda": 0.9,
     "entropy_coef": 0.0,
     "normalise_rewards": True,
+    "normalise_observations": False,
 }
 PPG_PENDULUM = {
     "num_envs": 4,
@@ -134,6 +143,7 @@ PPG_PENDULUM = {
     "policy_updates": 8,
     "discount": 0.95,
     "entropy_coef": 0.0,
+    "normalise_observations": False,
 }
 RECURRENT_PENDULUM = {
     "horizon": 256,
