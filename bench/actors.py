@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "num_envs": 16,
     "horizon": 32,
     "hidden_sizes": (256, 256),
+    "normalise_observations": False,
     "evaluate_episodes": 0,
     "tensorboard": False,
     "progress": False,

@@ -36,6 +36,7 @@ class Task(NamedTuple):
 
 
 SMALL = {"num_envs": 8, "horizon": 64, "minibatches": 4, "epochs": 4}
+PLAIN: dict[str, Any] = {"normalise_observations": False, "normalise_rewards": False}
 PHYSICS: dict[str, Any] = {"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "normalise_observations": True}
 PHYSICS |= {"total_steps": 150_000, "env_parameters": {"backend": "spring"}, "evaluate_episodes": 8}
 TASKS = {
@@ -115,7 +116,7 @@ def members(
 ) -> Iterator[Member]:
     """Every configuration with every seed."""
     for number, (choice, seed) in enumerate(itertools.product(chosen, seeds), first):
-        settings = {"evaluate_episodes": 32, **task.settings, **choice.settings}
+        settings = {"evaluate_episodes": 32, **PLAIN, **task.settings, **choice.settings}
         yield Member(number, CHOICES.index(choice), seed, dict(choice._asdict()), settings, fresh)
 
 

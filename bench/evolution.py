@@ -17,14 +17,17 @@ import numpy as np
 import lehr
 
 TASKS: dict[str, dict[str, Any]] = {
-    "cartpole": {"env": "CartPole-v1", "total_steps": 100_000, "num_envs": 8, "horizon": 32, "minibatches": 4},
+    "cartpole": {
+        **{"env": "CartPole-v1", "total_steps": 100_000, "num_envs": 8, "horizon": 32, "minibatches": 4},
+        **{"normalise_observations": False},
+    },
     "acrobot": {
         **{"env": "Acrobot-v1", "total_steps": 300_000, "num_envs": 16, "horizon": 64, "minibatches": 4},
         **{"normalise_observations": True},
     },
     "pendulum": {
         **{"env": "Pendulum-v1", "total_steps": 300_000, "num_envs": 8, "horizon": 128, "minibatches": 8, "epochs": 8},
-        **{"discount": 0.95, "normalise_rewards": True},
+        **{"discount": 0.95, "normalise_observations": False, "normalise_rewards": True},
     },
 }
 

@@ -25,6 +25,7 @@ def definition(samples: int, seed: int, steps: int) -> dict[str, Any]:
         "settings": {
             **{"env": "CartPole-v1", "total_steps": steps, "num_envs": 8, "horizon": 32, "minibatches": 4},
             "evaluate_episodes": 100,
+            "normalise_observations": False,
         },
         "parameters": {
             "learning_rate": {"low": 1e-5, "high": 1e-1, "scale": "log"},

@@ -57,6 +57,8 @@ def ours(env: str, sizes: dict[str, Any], steps: int, overlap: bool) -> float:
             env=f"gym:{env}",
             total_steps=steps,
             learning_rate=2.5e-4,
+            normalise_observations=False,
+            normalise_rewards=False,
             overlap=overlap,
             evaluate_episodes=0,
             progress=False,

@@ -42,6 +42,7 @@ def members(count: int) -> list[dict[str, Any]]:
                 "entropy_coef": f"warmup 5%, {entropy:.4g} -> {entropy / 100:.4g} {shape}",
                 "clip_range": f"{clip:.4g} -> {clip / 2:.4g}",
                 "progress": False,
+                "normalise_observations": False,
                 **SIZES,
             }
         )

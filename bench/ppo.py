@@ -42,7 +42,8 @@ CONSTANT = {name: text.split(", ")[-1].split(" ")[0] for name, text in SCHEDULED
 
 def lehr_runners(settings: Settings, variants: dict[str, Settings], network: Settings) -> dict[str, Runner]:
     """Return a function that makes updates for each variant of the coefficients; all share one compiled program."""
-    configs = [ppo.Config(**settings, **variant) for variant in variants.values()]
+    plain = {"normalise_observations": False, **settings}  # as in the bare loop
+    configs = [ppo.Config(**plain, **variant) for variant in variants.values()]
     program, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
     found = [coefficients(config, TOTAL) for config in configs]
     stacked = population([{name: one[name] for name in state.coefficients.names} for one in found])

@@ -216,6 +216,15 @@ class Spaces(NamedTuple):
     action: Space
 
 
+def leaves(space: Space) -> list[Box | Discrete | MultiDiscrete]:
+    """Return the spaces of which a space is made, in order: those of a dict, or itself.
+
+    >>> leaves(Dict({"gear": Discrete(3), "position": Box(-1, 1, (2,))}))
+    [Discrete(n=3), Box(-1.0, 1.0, shape=(2,), dtype=float32)]
+    """
+    return [leaf for part in space.spaces.values() for leaf in leaves(part)] if isinstance(space, Dict) else [space]
+
+
 def flatten(space: Space, x: PyTree) -> jax.Array:
     """Flatten a member of a space to a float32 vector: boxes ravelled, integers one-hot, dicts concatenated by name.
 

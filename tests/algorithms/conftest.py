@@ -80,7 +80,8 @@ _names: dict[Any, tuple[str, ...]] = {}
 def small(algorithm: str) -> dict[str, Any]:
     """The settings of a small run of an algorithm, as far as it has them."""
     known = _known(algorithm)
-    return {name: value for name, value in SMALL.items() if name in known} | MORE_SETTINGS.get(algorithm, {})
+    plain = {"normalise_observations": False, "normalise_rewards": False}
+    return {name: value for name, value in SMALL.items() if name in known} | plain | MORE_SETTINGS.get(algorithm, {})
 
 
 def _known(algorithm: str) -> set[str]:

@@ -1,4 +1,6 @@
-"""Settings that algorithms share: the optimiser's options, by name, in Python, YAML and on the command line."""
+"""Settings that algorithms share: what auto means, and the optimiser's options in Python, YAML and on the command line."""
+
+import argparse
 
 import jax
 import numpy as np
@@ -7,9 +9,11 @@ import pytest
 
 import lehr
 from lehr import config
-from lehr.algorithms import a2c
+from lehr.algorithms import a2c, ppo
 from lehr.cli import main
 from lehr.errors import InputError
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Spaces
+from lehr.training.plan import make_plan
 from tests.small import SMALL
 
 OPTIONS = {"b1": 0.8, "nesterov": True}
@@ -74,3 +78,58 @@ def test_a_run_with_options_is_saved_and_goes_on(tmp_path):
     assert whole.metrics["coef/beta2"].tolist() == pytest.approx([0.9, 0.9225, 0.945, 0.9675])
     longer = lehr.resume(tmp_path / "whole", total_steps=256)
     assert longer.config["optimiser_options"] == OPTIONS
+
+
+VECTOR, IMAGE, CONTINUOUS = Box([-1, -8], [1, 8]), Box(0, np.inf, (8, 8, 3)), Box(-2, 2, (1,))
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "observations", "rewards"),
+    [
+        (VECTOR, CONTINUOUS, True, True),
+        (Box(-np.inf, np.inf, (3,)), CONTINUOUS, True, True),
+        (VECTOR, Discrete(2), False, False),
+        (VECTOR, MultiDiscrete((2, 3)), False, False),
+        (Box(0, 1, (6,)), Box(-np.inf, np.inf, (2,)), False, True),
+        (IMAGE, CONTINUOUS, False, True),
+        (Box(0, 255, (4,), np.uint8), CONTINUOUS, False, True),
+        (Dict({"speed": VECTOR, "gear": Discrete(3)}), CONTINUOUS, True, True),
+        (Dict({"speed": VECTOR, "picture": IMAGE}), CONTINUOUS, False, True),
+    ],
+)
+def test_auto_normalises_where_actions_are_continuous_and_observations_not_scaled(
+    observation, action, observations, rewards
+):
+    spaces = Spaces(observation, action)
+    chosen = ppo.Config().for_spaces(spaces)
+    assert (chosen.normalise_observations, chosen.normalise_rewards) == (observations, rewards)
+    opposite = ppo.Config(normalise_observations=not observations, normalise_rewards=not rewards)
+    assert opposite.for_spaces(spaces) == opposite
+
+
+def test_a_run_states_what_auto_meant_and_presets_and_old_settings_are_kept():
+    def normalised(**settings):
+        mapping = make_plan("ppo", {**SMALL, "env": "Pendulum-v1", **settings}).mapping
+        return mapping["normalise_observations"], mapping["normalise_rewards"]
+
+    assert normalised() == normalised(normalise_rewards="auto") == (True, True)
+    assert normalised(normalise_rewards=False) == (True, False)
+    assert normalised(preset="classic") == normalised(preset="puffer") == (False, False)
+
+
+def test_a_switch_with_auto_is_written_like_any_other_or_with_a_value(capsys):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    config.add_flags(parser, [ppo.Config], ["ppo"])
+
+    def given(*words):
+        (built,) = config.build([ppo.Config], config.given_flags(parser.parse_args(words)))
+        return built.normalise_rewards
+
+    assert given("--normalise-rewards") is given("--norm-reward", "true") is True
+    assert given("--no-normalise-rewards") is given("--normalize_rewards=false") is given("--no-norm-reward") is False
+    assert given("--normalise-rewards", "auto") == given() == "auto"
+    with pytest.raises(InputError, match="normalise_rewards is 'often'; give auto, true or false"):
+        given("--normalise-rewards", "often")
+    with pytest.raises(SystemExit):
+        given("--no-normalise-rewards", "auto")
+    assert "unexpected argument 'auto' after --no-normalise-rewards" in capsys.readouterr().err

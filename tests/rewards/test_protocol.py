@@ -80,8 +80,11 @@ class Quick(Teacher):
 SIZES = {name: SMALL[name] for name in ("num_envs", "horizon", "epochs", "minibatches", "hidden_sizes")}
 
 
+PLAIN = {"normalise_observations": False, "normalise_rewards": False}
+
+
 def begin(model, env="Pendulum-v1", **settings):
-    config, network = build(lehr.algorithms.settings_of("ppo"), {**SIZES, **settings})
+    config, network = build(lehr.algorithms.settings_of("ppo"), {**SIZES, **PLAIN, **settings})
     return assemble("ppo", env, config, network, 10_000, 0, model)
 
 
@@ -126,7 +129,7 @@ def test_a_model_says_whether_it_learns_before_it_rewards(model, expected):
 
 def run(path: Path, rows: Path, **more: Any) -> Any:
     settings = {**SMALL, "reward_model": Teacher, "rows": rows, "total_steps": 64, **more}
-    return lehr.train("ppo", "Pendulum-v1", run_dir=path, **settings)
+    return lehr.train("ppo", "Pendulum-v1", run_dir=path, **PLAIN, **settings)
 
 
 def test_a_run_remembers_what_it_loaded_and_reports_a_change(tmp_path, caplog):

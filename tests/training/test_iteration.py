@@ -37,6 +37,8 @@ NETWORK = NetworkConfig(hidden_sizes=(8,))
 class Settings(Common):
     num_envs: int = 4
     horizon: int = 4
+    normalise_observations: bool = False
+    normalise_rewards: bool = False
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,18 @@ def act(
     return carry, clip_to(action_space, action), Acted(seen, kept.get("action", action), rest)
 
 
+def action_keys(key: Key, horizon: int, action_space: Space, noise_steps: int) -> Key:
+    """Return the keys with which the actions of a rollout are drawn, `[T]`.
+
+    Continuous actions have the same key, and so the same noise, for `noise_steps` steps in a row.
+    """
+    keys = jax.random.split(key, horizon)
+    if noise_steps == 1 or not isinstance(action_space, Box):
+        return keys
+    steps = jnp.arange(horizon)
+    return keys[steps - steps % noise_steps]
+
+
 def observed(statistics: Any, obs: PyTree) -> PyTree:
     """Normalise an observation, unless the statistics are `()`."""
     return normalise(statistics, obs) if isinstance(statistics, RunningStatistics) else obs

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from lehr.acting.agent import Acted, Agent, act, observed
+from lehr.acting.agent import Acted, Agent, act, action_keys, observed
 from lehr.acting.rollout import Collected, RunningEpisodes, Trajectory, collected
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, ask, begin, check_obs, check_step, own
 from lehr.maths.normalise import RunningStatistics
+from lehr.spaces import Space
 from lehr.types import Actor, Key, PyTree, derive
 
 pack = jax.jit(lambda params: ravel_pytree(params)[0])
@@ -29,6 +30,7 @@ class Collector:
         horizon: steps per rollout.
         params: example of the agent's parameters.
         needs: the optional parts of a rollout to keep.
+        noise_steps: steps for which the noise of continuous actions is kept.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Collector:
         horizon: int,
         params: PyTree,
         needs: frozenset[str],
+        noise_steps: int = 1,
     ) -> None:
         self.env, self.agent, self.num_envs, self.horizon = env, agent, num_envs, horizon
         self.size = num_envs * env.num_agents
@@ -49,7 +52,7 @@ class Collector:
         self._act = jax.jit(lambda packed, *arguments: _act(env, agent, unpack(packed), *arguments))
         self._value = jax.jit(lambda packed, *arguments: _value(agent, unpack(packed), *arguments))
         self._collected = jax.jit(lambda packed, *arguments: _collected(env, agent, needs, unpack(packed), *arguments))
-        self._keys = jax.jit(partial(_keys, horizon))
+        self._keys = jax.jit(partial(_keys, horizon, env.action_space, noise_steps))
 
     def compile(self, packed: jax.Array, statistics: Any, actor: Actor, key: Key) -> None:
         """Compile acting."""
@@ -145,9 +148,9 @@ def _act(
     return carry, taken, acted._replace(obs=())
 
 
-def _keys(steps: int, key: Key, number: jax.Array) -> jax.Array:
+def _keys(steps: int, action_space: Space, noise_steps: int, key: Key, number: jax.Array) -> jax.Array:
     """Return the key data of one rollout, one row per step, computed at once so that single steps need not."""
-    return jax.random.key_data(jax.random.split(derive(key, "rollout", number), steps))
+    return jax.random.key_data(action_keys(derive(key, "rollout", number), steps, action_space, noise_steps))
 
 
 def _value(agent: Agent, params: PyTree, statistics: Any, carry: PyTree, obs: PyTree) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr import kernels
-from lehr.acting.agent import Agent, act, observed
+from lehr.acting.agent import Agent, act, action_keys, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.masks import without_action
@@ -86,6 +86,7 @@ def collect(
     horizon: int,
     key: Key,
     needs: frozenset[str],
+    noise_steps: int = 1,
 ) -> Collected:
     """Act for `horizon` steps.
 
@@ -98,6 +99,7 @@ def collect(
         horizon: number of steps, T.
         key: for actions and environments.
         needs: the optional parts of a rollout to keep: `value`, `final_obs`, `taken`.
+        noise_steps: steps for which the noise of continuous actions is kept.
     """
     remembers = bool(jax.tree.leaves(actor.carry))
     # Values that depend on the carry are computed in each step; all others at once, after the scan.
@@ -135,7 +137,8 @@ def collect(
     num_envs = actor.reset.shape[0] // env.num_agents
     action_key, env_key = jax.random.split(key)
     # Split all keys before the scan: one large kernel instead of T small ones.
-    keys = jax.random.split(action_key, horizon), jax.random.split(env_key, (horizon, num_envs))
+    drawn = action_keys(action_key, horizon, env.action_space, noise_steps)
+    keys = drawn, jax.random.split(env_key, (horizon, num_envs))
     start = actor.env_state, actor.resets, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
     (env_state, resets, last_obs, _, carry, cut_obs), out = kernels.scan(step, start, keys, scan_unroll())
 

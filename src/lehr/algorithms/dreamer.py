@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from lehr.algorithms.base import Algorithm as Base
 from lehr.algorithms.settings import Settings
-from lehr.config import Coef, Plugin, check_counts
+from lehr.config import AutoBool, Coef, Plugin, check_counts
 from lehr.errors import InputError
 from lehr.maths import across
 from lehr.maths import replay as ring
@@ -34,6 +34,8 @@ class Config(Settings):
 
     num_envs: int = 8
     horizon: int = 16
+    normalise_observations: AutoBool = False
+    normalise_rewards: AutoBool = False
     batch_size: int = 16
     """Replayed sequences per gradient step."""
     batch_length: int = 32

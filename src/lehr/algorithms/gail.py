@@ -16,7 +16,7 @@ import numpy as np
 from lehr import algorithms
 from lehr.acting.demonstrations import Demonstrations
 from lehr.algorithms import base, ppo
-from lehr.config import Plugin
+from lehr.config import AutoBool, Plugin
 from lehr.errors import InputError
 from lehr.rewards import EnvironmentReward
 from lehr.rewards.discriminator import Discriminator, DiscriminatorSettings
@@ -34,6 +34,8 @@ class ImitationSettings(DiscriminatorSettings):
 @dataclass(frozen=True)
 class Config(ImitationSettings, ppo.Config):
     """Settings of the discriminator and of PPO."""
+
+    normalise_rewards: AutoBool = False  # the discriminator's rewards have the same scale in every task
 
 
 class Imitation(base.Algorithm):
@@ -92,11 +94,13 @@ def over(algorithm: type[base.Algorithm]) -> type[base.Algorithm]:
             f"policy_algorithm is {name}, which has a reward model of its own; give an algorithm without one, such as "
             "ppo or trpo."
         )
-    described = {"__module__": __name__, "__doc__": f"Settings of the discriminator and of {name}."}
+    described: dict[str, Any] = {"__module__": __name__, "__doc__": f"Settings of the discriminator and of {name}."}
+    defaults: dict[str, Any] = {"policy_algorithm": name}
+    annotations: dict[str, Any] = {"policy_algorithm": Plugin}
+    if algorithm.Config.normalise_rewards == "auto":
+        defaults["normalise_rewards"], annotations["normalise_rewards"] = Config.normalise_rewards, AutoBool
     settings = type(
-        "Config",
-        (ImitationSettings, algorithm.Config),
-        described | {"policy_algorithm": name, "__annotations__": {"policy_algorithm": Plugin}},
+        "Config", (ImitationSettings, algorithm.Config), described | defaults | {"__annotations__": annotations}
     )
     settings.__qualname__ = f"Config_over_{name}"
     made = type(

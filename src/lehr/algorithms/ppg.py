@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from lehr.algorithms import ppo
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import ClippedSettings
-from lehr.config import Coef, Plugin, check_counts
+from lehr.config import AutoBool, Coef, Plugin, check_counts
 from lehr.errors import InputError
 from lehr.maths import across, minibatches
 from lehr.maths.advantages import advantages_of
@@ -39,7 +39,7 @@ class Config(ClippedSettings):
     auxiliary_minibatches: int = 4
     """Gradient steps per stored rollout in one such pass; a minibatch has num_envs / auxiliary_minibatches segments,
     drawn from all stored rollouts."""
-    normalise_rewards: bool = True
+    normalise_rewards: AutoBool = True
     """Divide rewards by the running standard deviation of the discounted return; otherwise their scale sets the balance
     of value loss and KL divergence in auxiliary phases."""
     optimiser: Plugin = "adam"

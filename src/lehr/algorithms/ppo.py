@@ -81,6 +81,8 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
             "minibatches": 4,
             "learning_rate": "2.5e-4 -> 0",
             "value_clip_range": 0.2,
+            "normalise_observations": False,
+            "normalise_rewards": False,
         },
         "puffer": {
             "epochs": 1,
@@ -95,6 +97,8 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
             "discount": 0.995,
             "gae_lambda": 0.9,
             "max_grad_norm": 1.5,
+            "normalise_observations": False,
+            "normalise_rewards": False,
         },
     }
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from lehr import networks
 from lehr.algorithms import ppo
-from lehr.config import Coef
+from lehr.config import AutoBool, Coef
 from lehr.errors import InputError
 
 
@@ -20,8 +20,8 @@ class Config(ppo.Config):
     horizon: int = 32
     epochs: int = 20
     minibatches: int = 1
-    normalise_observations: bool = True
-    normalise_rewards: bool = True
+    normalise_observations: AutoBool = True
+    normalise_rewards: AutoBool = True
     entropy_coef: Coef = 0.0
     clip_range: Coef = "0.2 -> 0.001"
     discount: Coef = 0.98

@@ -5,12 +5,15 @@ field, as in `num_envs: int = 16` or `discount: Coef = 0.98`, and inherits its r
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Self
 
-from lehr.config import Coef, Conversion, HashableDict, Names, Plugin, check_counts, count_of
+import numpy as np
+
+from lehr.config import AutoBool, Coef, Conversion, HashableDict, Names, Plugin, check_counts, count_of
 from lehr.errors import InputError
 from lehr.schedules.coefficient import Coefficient
+from lehr.spaces import Box, Space, Spaces, leaves
 
 
 def _horizon_of_batch(name: str) -> Callable[[Any, Callable[[str], Any]], dict[str, Any]]:
@@ -67,6 +70,13 @@ _WHOLE_ROLLOUT = tuple(
 """Settings of algorithms with minibatches, for those without them."""
 
 
+def _are_unscaled(space: Space) -> bool:
+    """Whether observations are vectors of real numbers, some of which may leave [-1, 1]; images are none."""
+    real = [part for part in leaves(space) if isinstance(part, Box) and np.issubdtype(part.dtype, np.floating)]
+    may_leave = any(np.any(np.abs(bound) > 1) for part in real for bound in (part.low, part.high))
+    return may_leave and all(len(part.shape) <= 1 for part in real)
+
+
 @dataclass(frozen=True)
 class Settings:
     """Settings of every algorithm."""
@@ -105,13 +115,17 @@ class Settings:
     ] = 64
     """Steps per environment in a rollout."""
     normalise_observations: Annotated[
-        bool, Names(("norm_obs", "normalise_obs", "obs_norm", "empirical_normalization"))
-    ] = False
-    """Normalise observations by their running mean and standard deviation."""
-    normalise_rewards: Annotated[bool, Names(("norm_reward", "norm_rewards", "normalise_reward", "reward_norm"))] = (
-        False
-    )
-    """Divide rewards by the running standard deviation of the discounted return."""
+        AutoBool, Names(("norm_obs", "normalise_obs", "obs_norm", "empirical_normalization"))
+    ] = "auto"
+    """Normalise observations by their running mean and standard deviation; auto does if actions are continuous and
+    observations are vectors of which some entries may leave [-1, 1]."""
+    normalise_rewards: Annotated[
+        AutoBool, Names(("norm_reward", "norm_rewards", "normalise_reward", "reward_norm"))
+    ] = "auto"
+    """Divide rewards by the running standard deviation of the discounted return; auto does if actions are
+    continuous."""
+    noise_steps: int = 1
+    """Steps for which the noise of continuous actions is kept; 1 draws it anew at every step."""
     discount: Annotated[Coef, Coefficient(("gamma", "discounting"), maximum=1.0)] = 0.99
     """Discount factor."""
     reward_scale: Annotated[Coef, Coefficient(("reward_scaling",), open_minimum=True)] | None = None
@@ -123,7 +137,17 @@ class Settings:
     """Whether it can learn from rollouts of the policy before the last update, as with the ratio of PPO's loss."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "num_envs", "horizon")
+        check_counts(self, "num_envs", "horizon", "noise_steps")
+
+    def for_spaces(self, spaces: Spaces) -> Self:
+        """Return the settings with what `auto` means for these spaces."""
+        chosen: dict[str, Any] = {}
+        is_continuous = any(isinstance(space, Box) for space in leaves(spaces.action))
+        if self.normalise_observations == "auto":
+            chosen["normalise_observations"] = is_continuous and _are_unscaled(spaces.observation)
+        if self.normalise_rewards == "auto":
+            chosen["normalise_rewards"] = is_continuous
+        return replace(self, **chosen) if chosen else self
 
     @property
     def acting_lag(self) -> int:

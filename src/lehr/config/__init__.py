@@ -16,6 +16,7 @@ Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
 
 from lehr.config.build import build, canonical, coefficients, merge, to_mapping, underscored, with_preset
 from lehr.config.fields import (
+    AutoBool,
     Coef,
     CountOrAll,
     FieldDescription,
@@ -30,6 +31,7 @@ from lehr.config.flags import add_flags, given_flags, refuse_unknown
 from lehr.config.spelling import Conversion, Names
 
 __all__ = [
+    "AutoBool",
     "Coef",
     "Conversion",
     "CountOrAll",

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from lehr.config.spelling import Names, spellings
 from lehr.errors import InputError, closest, quoted
@@ -28,8 +28,13 @@ only changes the default writes `Coef` and inherits them. The default range is 0
 
 _PLUGIN = "a user's object, or its name"
 Plugin = Annotated[Any, _PLUGIN]
-CountOrAll = int | Literal["all"]
 """The type of a field that accepts the name of a built-in, `module:Name`, or an object of your own."""
+
+CountOrAll: TypeAlias = int | Literal["all"]
+"""The type of a number that may also be all there are."""
+
+AutoBool: TypeAlias = bool | Literal["auto"]
+"""The type of a switch that `auto` sets by the environment's spaces."""
 
 MISSING: Any = dataclasses.MISSING
 """The default of a required field."""
@@ -56,7 +61,8 @@ class FieldDescription(NamedTuple):
     help: str
     """The docstring under the field."""
     type: Any
-    """`bool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `CountOrAll`, `Plugin`/`Coef`."""
+    """`bool`, `AutoBool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `CountOrAll`,
+    `Plugin` or `Coef`."""
     optional: bool
     """Whether it may be `None`."""
     coefficient: Coefficient | None = None
@@ -211,6 +217,7 @@ _TYPE_TEXTS = {
     tuple[Plugin, ...]: "names, 'module:Name', or objects",
     Coef: "a number or a schedule such as '0.03 -> 0.001 cosine'",
     bool: "true or false",
+    AutoBool: "auto, true or false",
     int: "a whole number such as 64 or 500k",
     float: "a number",
     str: "a text",
@@ -226,7 +233,7 @@ def _type_text(kind: Any, where: str) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if kind not in _TYPE_TEXTS:
         raise TypeError(
-            f"{where} is annotated with {kind}; a config accepts Coef, Plugin, bool, int, float, str, "
+            f"{where} is annotated with {kind}; a config accepts Coef, Plugin, bool, int, float, str, AutoBool, "
             "tuple[int, ...], tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and any of these or None."
         )
     return _TYPE_TEXTS[kind]
@@ -329,6 +336,10 @@ def _truth(given: Any) -> bool:
     return given
 
 
+def _truth_or_auto(given: Any) -> AutoBool:
+    return "auto" if isinstance(given, str) and given.strip().lower() == "auto" else _truth(given)
+
+
 def _number(given: Any) -> float:
     if isinstance(given, str):
         return parse_number(given)
@@ -369,6 +380,7 @@ def _plugin(given: Any) -> Any:
 
 _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     bool: _truth,
+    AutoBool: _truth_or_auto,
     int: _whole_number,
     float: _number,
     str: _text,

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from lehr.config.build import advice, presets_of
-from lehr.config.fields import MISSING, Coef, CountOrAll, FieldDescription, Plugin, describe, fields_of
+from lehr.config.fields import MISSING, AutoBool, Coef, CountOrAll, FieldDescription, Plugin, describe, fields_of
 from lehr.config.spelling import suggestion
 from lehr.errors import InputError, quoted, shortened
 from lehr.schedules.keys import ENDINGS
@@ -84,11 +84,33 @@ def _advice(parser: argparse.ArgumentParser, flag: str, words: Sequence[str]) ->
     return f"; {near or otherwise}"
 
 
+class _Switch(argparse.Action):
+    """`--name` and `--no-name`, as for a bool, and `--name auto|true|false`."""
+
+    def __init__(self, option_strings: Sequence[str], **options: Any) -> None:
+        negated = [f"--no-{option[2:]}" for option in option_strings]
+        super().__init__([*option_strings, *negated], nargs="?", metavar="{auto,true,false}", **options)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Store the value, true if there is none, or false."""
+        is_negated = str(option_string).startswith("--no-")
+        if is_negated and values is not None:
+            parser.error(f"unexpected argument {quoted(values)} after {option_string}; drop one of them")
+        setattr(namespace, self.dest, not is_negated if values is None else values)
+
+
+def _switch(field: FieldDescription) -> dict[str, Any]:
+    """The options of argparse for a switch; empty if the field is none."""
+    if field.type is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"action": _Switch} if field.type == AutoBool else {}
+
+
 def _add_field(group: Any, field: FieldDescription) -> None:
     default = "required" if field.default is MISSING else f"default: {_default_text(field.default)}"
     text = f"{field.help} ({default})".strip().replace("%", "%%")
-    if field.type is bool:
-        _add(group, field.name, action=argparse.BooleanOptionalAction, help=text)
+    if switch := _switch(field):
+        _add(group, field.name, help=text, **switch)
         return
     choices = f"{{{','.join(map(str, get_args(field.type)))}}}" if get_origin(field.type) is Literal else "LIST"
     _add(group, field.name, metavar=_METAVARS.get(field.type, choices), help=text)
@@ -100,8 +122,7 @@ def _add_aliases(parser: argparse.ArgumentParser, field: FieldDescription) -> No
     keys = [spelling + ending for spelling in (field.name, *field.aliases) for ending in endings][1:]
     for key in [*keys, *(found.name for found in field.names.conversions)]:
         if f"--{key.replace('_', '-')}" not in parser._option_string_actions:
-            action: Any = {"action": argparse.BooleanOptionalAction} if field.type is bool else {}
-            _add(parser, key, help=argparse.SUPPRESS, **action)
+            _add(parser, key, help=argparse.SUPPRESS, **_switch(field))
 
 
 def _add(group: Any, name: str, help: str, **options: Any) -> None:

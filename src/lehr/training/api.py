@@ -233,6 +233,7 @@ def _settings(
     found = settings_file.read(directory)
     saved = config.merge([RunConfig], {}, found.values)
     algorithm = _algorithm(directory, str(saved.pop("algorithm")), named, trust)
+    saved.setdefault("noise_steps", 1)  # runs of a version without it
     if "action_mask" not in saved and hasattr(algorithms.find(algorithm, saved).NetworkConfig, "action_mask"):
         saved["action_mask"] = False  # a run of a version to which the mask was an entry like any other
     found.check(_changed(algorithm, {}, dict(given)) if found.differences and given else ())

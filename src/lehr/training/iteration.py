@@ -33,6 +33,7 @@ def next_rollout(program: Program, state: TrainState) -> Collected:
         program.algorithm.config.horizon,
         across.own(derive(state.key, "rollout", state.updates)),
         program.needs,
+        program.algorithm.config.noise_steps,
     )
 
 

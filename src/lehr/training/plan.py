@@ -24,7 +24,7 @@ from lehr.envs.naming import Adopted, adopt
 from lehr.errors import InputError, closest
 from lehr.masks import has_mask
 from lehr.schedules.phases import MOST_STEPS
-from lehr.spaces import Box
+from lehr.spaces import Box, Spaces
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
@@ -268,6 +268,7 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: Any = None, load
             made = ActionRepeat(made, run.action_repeat)
         if run.frame_stack > 1:
             made = _stacked(made, run.frame_stack)
+    algorithm_config = algorithm_config.for_spaces(Spaces(made.observation_space, made.action_space))
     found = algorithms.find(algorithm, {config.underscored(key): value for key, value in settings.items()})
     reward_model = rewards.find(run.reward_model)
     loaded = Loaded()

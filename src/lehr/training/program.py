@@ -70,7 +70,7 @@ class Program:
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:
     """Return a picklable function that builds the algorithm and its initial parameters."""
     spaces = Spaces(env.observation_space, env.action_space)
-    return partial(algorithms.find(algorithm).build, spaces, settings, network_config)
+    return partial(algorithms.find(algorithm).build, spaces, settings.for_spaces(spaces), network_config)
 
 
 def initial_state(

@@ -65,6 +65,8 @@ class Blueprint:
     """Updates of the run when it was started or resumed."""
     life: int = 0
     """Number of actors with this index that were lost before."""
+    noise_steps: int = 1
+    """Steps for which the noise of continuous actions is kept."""
 
 
 class Worker:
@@ -113,6 +115,6 @@ class Worker:
             key = derive(key, f"actor's {purpose}", getattr(blueprint, purpose))
         self.key = key
         sizes = blueprint.num_envs, blueprint.horizon
-        self.collector = Collector(blueprint.env, agent, *sizes, params, blueprint.needs)
+        self.collector = Collector(blueprint.env, agent, *sizes, params, blueprint.needs, blueprint.noise_steps)
         self.collector.start()
         self.actor = self.collector.reset(derive(key, "environments"))

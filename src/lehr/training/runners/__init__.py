@@ -39,5 +39,6 @@ def make_runner(plan: "Plan", warn: Callable[[str], object]) -> Runner:
         horizon=settings.horizon,
         needs=program.needs,
         seed=run.seed,
+        noise_steps=settings.noise_steps,
     )
     return ActorRunner(program, plan.state, Pool(run.actors, blueprint, run.num_actors, run.queue_size, warn), warn)

@@ -43,8 +43,9 @@ class HostRunner:
     def __init__(self, program: Program, state: TrainState, overlap: bool, warn: Callable[[str], object]) -> None:
         assert isinstance(program.env, HostEnvironment)
         self.program, self.overlap, self.warn = program, overlap, warn
-        sizes = program.algorithm.config.num_envs, program.algorithm.config.horizon
-        self.collector = Collector(program.env, program.algorithm, *sizes, state.learner.params, program.needs)
+        config = program.algorithm.config
+        sizes, params = (config.num_envs, config.horizon), state.learner.params
+        self.collector = Collector(program.env, program.algorithm, *sizes, params, program.needs, config.noise_steps)
         self.update = Update(program, state, watched=("rollout/lag",))
         self.names, self.most = self.update.names, MOST_UPDATES
         self._thread = ThreadPoolExecutor(max_workers=1)

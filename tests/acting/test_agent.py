@@ -1,0 +1,33 @@
+"""The keys of actions."""
+
+import jax
+import numpy as np
+import pytest
+
+from lehr.acting.agent import action_keys
+from lehr.algorithms import ppo
+from lehr.errors import InputError
+from lehr.spaces import Box, Discrete
+
+
+def distinct(space, noise_steps):
+    """For each of ten steps, the number of the first step with the same key."""
+    keys = np.asarray(jax.random.key_data(action_keys(jax.random.key(0), 10, space, noise_steps))).tolist()
+    return [keys.index(key) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("noise_steps", "wanted"),
+    [(1, list(range(10))), (4, [0, 0, 0, 0, 4, 4, 4, 4, 8, 8]), (20, [0] * 10)],
+)
+def test_continuous_actions_keep_their_noise_for_some_steps(noise_steps, wanted):
+    assert distinct(Box(-1, 1, (2,)), noise_steps) == wanted
+
+
+def test_choices_are_drawn_anew_in_every_step():
+    assert distinct(Discrete(3), noise_steps=4) == list(range(10))
+
+
+def test_noise_is_kept_for_at_least_one_step():
+    with pytest.raises(InputError, match="noise_steps is 0"):
+        ppo.Config(noise_steps=0)
