@@ -24,7 +24,8 @@ from jax import lax
 from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import pl, triton
 from lehr.kernels.row_program import CARRIED, FIXED, PER_STEP, STATIC, Program, Unsupported, Value
-from lehr.kernels.row_rules import MOST_COLUMNS, Block, Columns, evaluate, filled, without_rows
+from lehr.kernels.row_rules import evaluate
+from lehr.kernels.row_values import MOST_COLUMNS, Block, Columns, filled, without_rows
 from lehr.types import PyTree
 
 LEAST_ROWS = 512
@@ -202,7 +203,7 @@ class _Request:
 
 
 class _Loader:
-    """Loads what was computed before the loop, see `lehr.kernels.row_rules.Loader`, and stores the results.
+    """Loads what was computed before the loop, see `lehr.kernels.row_values.Loader`, and stores the results.
 
     Without references, it only records what is needed before the loop.
     """

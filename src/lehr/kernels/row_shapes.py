@@ -1,0 +1,176 @@
+"""Rules of operations that only rearrange the columns of a block of rows; see `lehr.kernels.row_rules`."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from lehr.kernels.row_program import Operation, Unsupported, Value
+from lehr.kernels.row_values import (
+    MOST_COLUMNS,
+    Block,
+    Columns,
+    Given,
+    Loader,
+    Matrix,
+    Rule,
+    batch_axis,
+    cells_of,
+    check_small,
+    without_rows,
+)
+
+
+def same(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    """The rule of an operation that changes nothing."""
+    return [x for x in inputs if not isinstance(x, Value)]
+
+
+def shaped(rule: Callable[[Operation, Columns, Loader], Columns]) -> Rule:
+    """The rule of an operation with one input that rearranges its columns."""
+
+    def apply(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+        (given,) = inputs
+        if isinstance(given, Matrix):
+            if operation.outputs[0].shape == operation.inputs[0].shape and operation.primitive.name == "reshape":
+                return [given]
+            raise Unsupported(f"{operation.primitive.name} of a wide array")
+        assert isinstance(given, Columns)
+        return [rule(operation, given, loader)]
+
+    return apply
+
+
+def _broadcast(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    (given,), shape = inputs[:1], operation.outputs[0].shape
+    places = [int(place) for place in operation.parameters["broadcast_dimensions"]]
+    if len(inputs) != 1:
+        raise Unsupported("a shape that is not static")
+    if isinstance(given, Matrix):
+        if shape != operation.inputs[0].shape:
+            raise Unsupported("broadcast_in_dim of a wide array")
+        return [given]
+    assert isinstance(given, Columns)
+    axis = places[given.axis]
+    if shape[axis] != loader.rows:
+        raise Unsupported("broadcast_in_dim along the rows")
+    out = without_rows(shape, axis)
+    if math.prod(out) > MOST_COLUMNS:
+        if len(shape) != 2 or axis != 0 or given.cells.size != 1:
+            raise Unsupported("broadcast_in_dim of a wide array")
+        return [Matrix(jnp.broadcast_to(given.cells.flat[0].reshape(-1, 1), (loader.block, shape[1])))]
+    aligned = [1] * len(shape)
+    for place, size in zip(places, given.cells.shape, strict=True):
+        aligned[place] = size
+    return [Columns(axis, np.broadcast_to(given.cells.reshape(aligned), out))]
+
+
+def _reshape(operation: Operation, given: Columns, loader: Loader) -> Columns:
+    old, new = operation.inputs[0].shape, operation.outputs[0].shape
+    if operation.parameters.get("dimensions") is not None:
+        raise Unsupported("reshape with a permutation")
+    before = math.prod(old[: given.axis])
+    for axis, size in enumerate(new):
+        if size == loader.rows and math.prod(new[:axis]) == before:
+            return Columns(axis, given.cells.reshape(without_rows(new, axis)))
+    raise Unsupported("reshape of the rows")
+
+
+def _squeeze(operation: Operation, given: Columns, loader: Loader) -> Columns:
+    gone = operation.parameters["dimensions"]
+    if given.axis in gone:
+        raise Unsupported("squeeze of the rows")
+    return Columns(given.axis - sum(one < given.axis for one in gone), given.cells.squeeze(tuple(gone)))
+
+
+def _transpose(operation: Operation, given: Columns, loader: Loader) -> Columns:
+    order = [int(one) for one in operation.parameters["permutation"]]
+    return Columns(order.index(given.axis), given.cells.transpose(order))
+
+
+def _slice(operation: Operation, given: Columns, loader: Loader) -> Columns:
+    begins, ends = operation.parameters["start_indices"], operation.parameters["limit_indices"]
+    strides = operation.parameters["strides"] or (1,) * len(begins)
+    if (begins[given.axis], ends[given.axis], strides[given.axis]) != (0, loader.rows, 1):
+        raise Unsupported("a slice of the rows")
+    places = [
+        slice(None) if axis == given.axis else slice(*part)
+        for axis, part in enumerate(zip(begins, ends, strides, strict=True))
+    ]
+    return Columns(given.axis, given.cells[tuple(places)])
+
+
+def _gather(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    """`x[..., indices, ...]` on one axis, with indices that are known while tracing."""
+    given, numbers = inputs[0], operation.parameters["dimension_numbers"]
+    indices = operation.inputs[1].static
+    if not isinstance(given, Columns) or indices is None or numbers.operand_batching_dims:
+        raise Unsupported("a gather with indices that are not static, or of a wide array")
+    shape, out = operation.inputs[0].shape, operation.outputs[0].shape
+    (along,) = numbers.start_index_map if len(numbers.start_index_map) == 1 else (given.axis,)
+    sizes = tuple(1 if place == along else size for place, size in enumerate(shape))
+    batch = [place for place in range(len(out)) if place not in numbers.offset_dims]
+    is_plain = batch == list(range(along, along + len(batch))) and numbers.collapsed_slice_dims == (along,)
+    if along == given.axis or not is_plain or operation.parameters["slice_sizes"] != sizes:
+        raise Unsupported("a gather of the rows, or of slices")
+    places = indices.ravel()
+    if not ((places >= 0) & (places < shape[along])).all():
+        raise Unsupported("a gather outside the array")
+    axis = given.axis + (len(batch) - 1 if along < given.axis else 0)
+    return [Columns(axis, given.cells.take(places, along).reshape(without_rows(out, axis)))]
+
+
+def _rev(operation: Operation, given: Columns, loader: Loader) -> Columns:
+    if given.axis in operation.parameters["dimensions"]:
+        raise Unsupported("rev of the rows")
+    return Columns(given.axis, np.flip(given.cells, operation.parameters["dimensions"]))
+
+
+def _concatenate(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    axis, along = batch_axis(inputs), operation.parameters["dimension"]
+    if axis == along:
+        raise Unsupported("concatenate along the rows")
+    check_small(without_rows(operation.outputs[0].shape, axis))
+    return [Columns(axis, np.concatenate([cells_of(x, axis, loader) for x in inputs], along))]
+
+
+def _stack(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    axis, along = batch_axis(inputs), operation.parameters["axis"]
+    after = axis + (along <= axis)
+    check_small(without_rows(operation.outputs[0].shape, after))
+    return [Columns(after, np.stack([cells_of(x, axis, loader) for x in inputs], along))]
+
+
+def _unstack(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    (given,), along = inputs, operation.parameters["axis"]
+    if not isinstance(given, Columns) or given.axis == along:
+        raise Unsupported("unstack of the rows, or of a wide array")
+    axis = given.axis - (along < given.axis)
+    return [Columns(axis, given.cells.take(index, along)) for index in range(given.cells.shape[along])]
+
+
+def _split(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    (given,), along = inputs, operation.parameters["axis"]
+    if not isinstance(given, Columns) or given.axis == along:
+        raise Unsupported("split of the rows, or of a wide array")
+    ends = np.cumsum(operation.parameters["sizes"])[:-1]
+    return [Columns(given.axis, part) for part in np.split(given.cells, ends, along)]
+
+
+SHAPE_RULES: dict[str, Rule] = {
+    "copy": same,
+    "copy_p": same,
+    "stop_gradient": same,
+    "broadcast_in_dim": _broadcast,
+    "reshape": shaped(_reshape),
+    "squeeze": shaped(_squeeze),
+    "transpose": shaped(_transpose),
+    "slice": shaped(_slice),
+    "gather": _gather,
+    "rev": shaped(_rev),
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "split": _split,
+}
