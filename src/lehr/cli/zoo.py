@@ -18,6 +18,7 @@ from lehr.sweeps.directory import SweepDirectory
 from lehr.sweeps.statistics import mean_interval
 from lehr.sweeps.wave_metrics import last_known, read_wave
 from lehr.zoo import Entry
+from lehr.zoo.table import number_text, spread_text
 
 FIRST_SEED = 1000
 """By default, entries are trained again with seeds from this one on: no settings were chosen on them."""
@@ -86,7 +87,7 @@ def _list(found: Sequence[Entry]) -> None:
 
 def reached(entry: Entry) -> str:
     """The mean return of an entry, and its standard deviation over seeds."""
-    return f"{entry.mean:.4g} ± {entry.deviation:.2g}" if entry.returns else "-"
+    return spread_text(entry.mean, entry.deviation) if entry.returns else "-"
 
 
 def _published(entry: Entry) -> str:
@@ -104,7 +105,7 @@ def _show(entry: Entry) -> None:
     facts: dict[str, str | list[str]] = {"entry": f"{entry.algorithm} on {entry.env}"}
     facts["env steps"] = f"{entry.total_steps:,}"
     if entry.returns:
-        each = ", ".join(f"{value:.4g} (seed {seed})" for seed, value in entry.returns.items())
+        each = ", ".join(f"{number_text(value)} (seed {seed})" for seed, value in entry.returns.items())
         facts["return"] = [f"{reached(entry)}, mean over {len(entry.seeds)} seeds of {protocol(entry)}", each]
     facts |= {"published": _published(entry)} if entry.published else {}
     facts |= {"machine": entry.machine} if entry.machine else {}
@@ -125,9 +126,9 @@ def _check(entry: Entry, count: int | None, first: int | None) -> None:
     mean, low, _ = mean_interval(found)
     facts = {
         "entry": f"{entry.algorithm} on {entry.env}, {entry.total_steps:,} env steps",
-        "return": f"{mean:.4g} ± {np.nanstd(found):.2g}, mean over {count} seeds of {protocol(entry)}",
-        "interval": f"{low:.4g} to {2 * mean - low:.4g} (95%, of the mean)" if count > 1 else "-",
-        "each": ", ".join(f"{value:.4g}" for value in found),
+        "return": f"{spread_text(mean, float(np.nanstd(found)))}, mean over {count} seeds of {protocol(entry)}",
+        "interval": f"{number_text(low)} to {number_text(2 * mean - low)} (95%, of the mean)" if count > 1 else "-",
+        "each": ", ".join(map(number_text, found)),
         "zoo": f"{reached(entry)} with {len(entry.seeds)} seeds",
     }
     facts |= {"published": _published(entry)} if entry.published else {}

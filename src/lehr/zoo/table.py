@@ -33,16 +33,32 @@ def _row(entry: Entry) -> str:
     return f"| {' | '.join(_cells(entry))} |"
 
 
+def number_text(value: float) -> str:
+    """A return with four digits, and no exponent.
+
+    >>> number_text(13843.7), number_text(-73.444), number_text(0.9)
+    ('13844', '-73.44', '0.9')
+    """
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def spread_text(mean: float, deviation: float) -> str:
+    """A mean return and the standard deviation over seeds.
+
+    >>> spread_text(5208.2, 2981.4), spread_text(-175.7, 6.42), spread_text(500.0, 0.0)
+    ('5208 ± 2981', '-175.7 ± 6.4', '500 ± 0.0')
+    """
+    if deviation >= 99.5 or abs(mean) >= 1000:
+        return f"{mean:.0f} ± {deviation:.0f}"
+    return f"{number_text(mean)} ± {deviation:.0f}" if deviation >= 9.95 else f"{number_text(mean)} ± {deviation:#.2g}"
+
+
 def _cells(entry: Entry) -> Iterator[str]:
     actions = "sampled" if entry.actions == "sampled" else "greedy"
     yield f"`{entry.env}`"
     yield f"`{entry.algorithm}`"
     yield short_number(entry.total_steps)
-    yield (
-        f"{entry.mean:.4g} ± {entry.deviation:#.2g}"
-        if entry.deviation < 99.5
-        else f"{entry.mean:.0f} ± {entry.deviation:.0f}"
-    )
+    yield spread_text(entry.mean, entry.deviation)
     yield f"{min(entry.seeds)} to {max(entry.seeds)}" if len(entry.seeds) > 1 else str(entry.seeds[0])
     yield "" if entry.published is None else f"{entry.published}{'' if entry.meets else ', **not met**'}"
     yield f"{entry.settings['evaluate_episodes']} episodes, {actions}"
