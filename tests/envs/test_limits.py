@@ -234,6 +234,8 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(kind, tmp_path):
         discount=DISCOUNT,
         learning_rate="0.02 -> 0",
         entropy_coef=0.0,
+        normalise_observations=False,
+        normalise_rewards=False,
         evaluate_episodes=0,
         tensorboard=False,
         progress=False,

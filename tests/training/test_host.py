@@ -19,6 +19,8 @@ from lehr.training.runners.host import HostRunner
 from tests.envs.gym_tasks import WrongBatch
 from tests.small import SMALL
 
+AS_THEY_ARE = {"normalise_observations": False, "normalise_rewards": False}
+
 TASKS = "gym:tests.envs.gym_tasks:"
 
 
@@ -66,7 +68,7 @@ def test_what_is_only_ever_truncated_is_worth_its_exact_value(autoreset, train):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_policy_that_acted_is_behind_by_exactly_what_is_said(lag, overlap):
     """The log probabilities of each rollout are those of the parameters it should have been made with."""
-    settings = {**SMALL, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
+    settings = {**SMALL, **AS_THEY_ARE, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
     plan = make_plan("appo", {**settings, "lag": 1}) if lag else make_plan("ppo", settings)
     runner = HostRunner(plan.program, plan.state, overlap, warn=print)
     runner.compile(plan.state)
@@ -138,7 +140,7 @@ def test_environments_that_cannot_be_brought_back_restart_and_the_run_says_so(tr
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_after_a_restart_acting_begins_with_what_the_environments_show(overlap, caplog):
-    settings = {**SMALL, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
+    settings = {**SMALL, **AS_THEY_ARE, "env": TASKS + "Walk-v0", "total_steps": 1000, "overlap": overlap}
     plan = make_plan("ppo", settings | {"env_parameters": {"autoreset": "same_step"}, "normalise_rewards": True})
 
     def make_runner():

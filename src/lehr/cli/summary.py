@@ -27,7 +27,8 @@ def print_summary(result: Result) -> None:
         rate = np.nanmedian(result.metrics["time/steps_per_second"])
         facts["time"] = f"{duration(final['time/elapsed'])}, {short_number(rate)} steps/s"
     normalised = [what for what in ("observations", "rewards") if result.config[f"normalise_{what}"]]
-    facts["normalised"] = " and ".join(normalised) or "nothing"
+    if normalised:
+        facts["normalised"] = " and ".join(normalised)
     facts["files"] = [str(path) for path in (directory.curve, directory.metrics) if path.exists()]
     facts["next"] = _next(result, final)
     output.print_facts(output.console(), facts)

@@ -145,8 +145,8 @@ def _over(devices: Sequence[Any], program: Program, state: TrainState) -> RunSha
 def _spec(whole: tuple[int, ...], own: tuple[int, ...], devices: int) -> PartitionSpec:
     """The axis along which an array is split, from the shape of the whole and that of each device.
 
-    >>> _spec((3, 16, 5), (3, 4, 5), devices=4)
-    PartitionSpec(None, 'devices', None)
+    >>> tuple(_spec((3, 16, 5), (3, 4, 5), devices=4))
+    (None, 'devices', None)
     """
     return PartitionSpec(*(across.AXIS if size != part else None for size, part in zip(whole, own, strict=True)))
 
