@@ -7,7 +7,10 @@ import pytest
 from lehr.acting.agent import action_keys
 from lehr.algorithms import ppo
 from lehr.errors import InputError
+from lehr.networks import NetworkConfig
 from lehr.spaces import Box, Discrete
+from lehr.training.iteration import next_rollout
+from lehr.training.program import assemble
 
 
 def distinct(space, noise_steps):
@@ -31,3 +34,12 @@ def test_choices_are_drawn_anew_in_every_step():
 def test_noise_is_kept_for_at_least_one_step():
     with pytest.raises(InputError, match="noise_steps is 0"):
         ppo.Config(noise_steps=0)
+
+
+def test_a_rollout_keeps_its_noise():
+    """The log probability of a normal distribution whose deviation does not depend on the state is that of its noise."""
+    config = ppo.Config(num_envs=3, horizon=8, minibatches=1, noise_steps=4)
+    program, state = assemble("ppo", "Pendulum-v1", config, NetworkConfig(), 1000)
+    found = np.asarray(next_rollout(program, state).rollout.log_prob).reshape(2, 4, 3)
+    np.testing.assert_allclose(found, np.broadcast_to(found[:, :1], found.shape), atol=1e-4)
+    assert (np.abs(found[0, 0] - found[1, 0]) > 1e-3).all()

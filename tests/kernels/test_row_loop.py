@@ -192,9 +192,30 @@ def test_a_rollout_is_lowered_for_a_gpu(monkeypatch, env):
     assert len(checked) == 1
 
 
-def test_layers_that_are_not_powers_of_two_are_left_to_scan(interpreted):
-    weights = jnp.ones((4, 48))
-    with pytest.raises(Unsupported, match="48"):
-        row_loop.scan(
-            lambda x, row: (x + (x @ weights).sum(1, keepdims=True), row), jnp.ones((ROWS, 4)), jnp.ones(STEPS), dict
-        )
+def test_ties_and_numbers_that_are_none(interpreted):
+    """The first of equal entries is the largest, unless one is NaN; integers are combined bit by bit."""
+    values = jnp.array(
+        [[1.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, jnp.nan, 3.0, jnp.nan], [-1.0, -1.0, 0.5, 0.5]]
+    )
+    start = jnp.tile(values, (6, 1))
+
+    def body(x, row):
+        bits = jnp.stack([x[:, 0] > row, x[:, 3] > row], axis=1).astype(jnp.int32) + 2
+        both = jax.lax.reduce_and(bits, axes=(1,)), jax.lax.reduce_or(bits, axes=(1,))
+        return x * 1.0, (jnp.argmax(x, axis=1), jnp.argmin(x, axis=1), both)
+
+    found = kernels.scan(body, start, jnp.linspace(-1.0, 1.0, STEPS))
+    assert len(interpreted) == 1
+    assert_close(found, jax.lax.scan(body, start, jnp.linspace(-1.0, 1.0, STEPS)), tolerance=0)
+
+
+@pytest.mark.parametrize(("sizes", "reason"), [((4, 48), "48"), ((64, 512), r"\(64, 512\)")])
+def test_layers_that_do_not_fit_are_left_to_scan(interpreted, sizes, reason):
+    into, weights = jnp.ones((4, sizes[0])), jnp.ones(sizes)
+
+    def body(x, row):
+        wide = x if sizes[0] == 4 else x @ into
+        return x + (wide @ weights).sum(1, keepdims=True), row
+
+    with pytest.raises(Unsupported, match=reason):
+        row_loop.scan(body, jnp.ones((ROWS, 4)), jnp.ones(STEPS), dict)

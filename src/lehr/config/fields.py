@@ -234,7 +234,8 @@ def _type_text(kind: Any, where: str) -> str:
     if kind not in _TYPE_TEXTS:
         raise TypeError(
             f"{where} is annotated with {kind}; a config accepts Coef, Plugin, bool, int, float, str, AutoBool, "
-            "tuple[int, ...], tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and any of these or None."
+            "CountOrAll, tuple[int, ...], tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and any of "
+            "these or None."
         )
     return _TYPE_TEXTS[kind]
 

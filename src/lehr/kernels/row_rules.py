@@ -93,7 +93,11 @@ def _select(which: jax.Array, *cases: jax.Array) -> jax.Array:
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    """Round to the nearest integer, halves to the even one."""
+    """Round to the nearest integer, halves to the even one.
+
+    >>> _rounded(jnp.array([0.5, 1.5, 2.5, -0.5, -1.5, 0.4, -0.6])).tolist()
+    [0.0, 2.0, 2.0, 0.0, -2.0, 0.0, -1.0]
+    """
     below = jnp.floor(x)
     rest, is_odd = x - below, below - 2.0 * jnp.floor(below / 2.0) != 0.0
     return below + jnp.where((rest > 0.5) | ((rest == 0.5) & is_odd), 1.0, 0.0)

@@ -24,7 +24,7 @@ from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.training.population_record import PopulationRecord
 from lehr.training.program import Program, builder, initial_state
 from lehr.training.runners.population import AXES, Candidates, Evolution, PopulationRunner, PopulationState
-from lehr.training.sharding import MemberSharding, available
+from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding, available
 from lehr.types import Key, PyTree, TrainState, derive
 
 MOST_ROWS = 500
@@ -51,7 +51,7 @@ class Population:
     """The name of each member, for the user; members beyond these only fill the population up."""
     course: Course
     evolution: Evolution | None = None
-    sharding: MemberSharding = MemberSharding()  # noqa: RUF009  immutable
+    sharding: MemberSharding = MEMBERS_ON_ONE_DEVICE
     """How the members are placed on devices."""
 
     @property

@@ -217,6 +217,9 @@ class MemberSharding:
         return None if self.mesh is None else NamedSharding(self.mesh, _member_axis(axis))
 
 
+MEMBERS_ON_ONE_DEVICE = MemberSharding()
+
+
 def _member_axis(axis: int | None) -> PartitionSpec:
     return WHOLE if axis is None else PartitionSpec(*[None] * axis, MEMBERS)
 

@@ -20,9 +20,6 @@ from lehr.config.fields import fields_of
 from lehr.errors import InputError, quoted, shortened
 from lehr.training.plan import RunConfig, settings_classes
 
-SUITES = {"": "built-in"}
-"""The name of a suite, if it is not the prefix of its environments."""
-
 
 @dataclass(frozen=True)
 class Published:
@@ -71,8 +68,7 @@ class Entry:
     @property
     def suite(self) -> str:
         """The prefix of the environment, or `built-in`."""
-        prefix = self.env.partition(":")[0] if ":" in self.env else ""
-        return SUITES.get(prefix, prefix)
+        return self.env.partition(":")[0] if ":" in self.env else "built-in"
 
     @property
     def metric(self) -> str:

@@ -16,7 +16,7 @@ from lehr.training.course import Course
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
 from lehr.training.runners.device import measured_first, metric_names, traced_once
-from lehr.training.sharding import MemberSharding
+from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding
 from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
 
 MOST_BYTES = 64 << 20
@@ -85,9 +85,6 @@ class Evolution(Protocol):
         """Return the population after an update with these metrics, `[P]` each, and metrics of what changed, `[P]`."""
 
 
-ONE_DEVICE = MemberSharding()
-
-
 class TooLarge(Exception):
     """The compiled program needs more memory than the device has."""
 
@@ -109,7 +106,7 @@ class PopulationRunner:
         state: PopulationState,
         window: int = 1,
         evolution: Evolution | None = None,
-        sharding: MemberSharding = ONE_DEVICE,
+        sharding: MemberSharding = MEMBERS_ON_ONE_DEVICE,
     ) -> None:
         self.program, self.window, self.evolution, self.sharding = program, window, evolution, sharding
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.members)
@@ -159,7 +156,7 @@ def _compiled(
     state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
     chunk: Any = partial(population_chunk, program, names, window, most, evolution)
     if evolution is None:  # no member knows of another, so each device runs a chunk of its own
-        chunk = sharding.spread(partial(chunk, ONE_DEVICE), (AXES, None), (AXES, 1))
+        chunk = sharding.spread(partial(chunk, MEMBERS_ON_ONE_DEVICE), (AXES, None), (AXES, 1))
     else:
         chunk = partial(chunk, sharding)
     options: dict[str, Any] = {}
