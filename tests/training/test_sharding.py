@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lehr.errors import InputError
+from lehr.training.sharding import available
+
 EIGHT = Path(__file__).with_name("eight_devices.py")
 
 
@@ -26,3 +29,8 @@ def test_runs_are_shared_between_eight_devices():
 @pytest.mark.long
 def test_every_algorithm_learns_the_same_on_eight_devices():
     run_on_eight_devices("-m", "long")
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(InputError, match="devices is 3, but there is 1; give 1, or all"):
+        available(3)

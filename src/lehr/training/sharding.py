@@ -167,8 +167,8 @@ def available(wanted: int | Literal["all"]) -> list[Any]:
     if wanted == "all":
         return found
     if not 1 <= wanted <= len(found):
-        are = "is 1" if len(found) == 1 else f"are {len(found)}"
-        raise InputError(f"devices is {wanted}, but there {are}; give a number from 1 to {len(found)}, or all.")
+        are, allowed = ("is 1", "1") if len(found) == 1 else (f"are {len(found)}", f"a number from 1 to {len(found)}")
+        raise InputError(f"devices is {wanted}, but there {are}; give {allowed}, or all.")
     return found[:wanted]
 
 
