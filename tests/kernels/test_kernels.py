@@ -47,7 +47,7 @@ def chosen(x=X, layers=LAYERS, heads=HEADS, activation="tanh"):
     [
         (None, set()),
         ("", set()),
-        ("off", {"mlp", "row_loop", "written_out"}),
+        ("off", {"mlp", "mlp_loss", "row_loop", "written_out"}),
         ("no-mlp", {"mlp"}),
         (" no-written_out , no-mlp,", {"mlp", "written_out"}),
     ],
@@ -64,7 +64,7 @@ def test_the_variable_turns_off_what_it_names(monkeypatch, able, text, off):
     ("text", "message"),
     [
         ("no-mpl", r"LEHR_KERNELS is 'no-mpl', but 'no-mpl' is unknown; did you mean 'no-mlp'\?"),
-        ("no-mlp,none", "but 'none' is unknown; known: off, no-mlp, no-row_loop, no-written_out"),
+        ("no-mlp,none", "but 'none' is unknown; known: off, no-mlp, no-mlp_loss, no-row_loop, no-written_out"),
         ("ON", "but 'ON' is unknown"),
     ],
 )

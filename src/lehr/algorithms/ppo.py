@@ -6,6 +6,7 @@ Each rollout is followed by `epochs` passes over it in minibatches of single ste
 or segments drawn by priority. See docs/ppo.md for the details.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
@@ -13,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 
+from lehr import kernels
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings
 from lehr.config import Coef, check_counts
@@ -197,7 +199,7 @@ class Algorithm(ActorCriticAlgorithm):
             params, state, known, active = carried
             drawn, key = drawn
             minibatch = source.take(drawn, known, *exponents)
-            (_, (metrics, advantages)), gradients = self._gradients(unpack_params(params), minibatch, coef, key)
+            (_, (metrics, advantages)), gradients = self._gradients(params, unpack_params, minibatch, coef, key)
             rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
             step = self.optimiser.step(params, state, gradients, rate, limit, coef)
             metrics["gradient/norm"] = step.gradient_norm
@@ -245,10 +247,13 @@ class Algorithm(ActorCriticAlgorithm):
             return carry
         return sequences.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
 
-    def _gradients(self, params: PyTree, minibatch: Minibatch, coef: Metrics, key: Key) -> Any:
+    def _gradients(
+        self, packed: PyTree, unpack: Callable[[PyTree], PyTree], minibatch: Minibatch, coef: Metrics, key: Key
+    ) -> Any:
         """Return the loss of a minibatch and its gradients, accumulated over its parts if `accumulate` is set."""
+        minibatch = self._as_rows(minibatch)
         samples, valid = minibatch.data, validity(minibatch.data.rollout)
-        differentiate = jax.value_and_grad(self.loss, has_aux=True)
+        params, differentiate = unpack(packed), jax.value_and_grad(self.loss, has_aux=True)
         parts, axis = self.config.accumulate, 0 if self.config.minibatching == "flat" else 1
 
         def cut(samples: Samples) -> Minibatch:
@@ -265,7 +270,8 @@ class Algorithm(ActorCriticAlgorithm):
         if self.config.standardise_advantages:
             samples = samples._replace(advantage=standardise(found, valid))
         if parts == 1:
-            return differentiate(params, minibatch._replace(data=samples), valid, coef, key)
+            whole = minibatch._replace(data=samples)
+            return kernels.value_and_grad(lambda params: self.loss(params, whole, valid, coef, key), packed, unpack)
 
         def part_of(given: tuple[Minibatch, Key]) -> Any:
             # Means of parts, averaged, must be the mean of the whole, in which each valid step counts alike.
@@ -277,6 +283,14 @@ class Algorithm(ActorCriticAlgorithm):
             part_of, (cut(samples), jax.random.split(key, parts))
         )
         return (loss, (metrics, masked(found, valid))), gradients
+
+    def _as_rows(self, minibatch: Minibatch) -> Minibatch:
+        """Return a minibatch of segments `[T, n]` as one of single steps `[T · n]`, where segments mean nothing."""
+        config = self.config
+        is_whole = self.network.is_recurrent or config.advantage == "vtrace" or minibatch.weights is not None
+        if config.minibatching == "flat" or is_whole or config.accumulate > 1:
+            return minibatch
+        return minibatch._replace(data=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), minibatch.data))
 
     def _estimates(self, params: PyTree, minibatch: Minibatch, coef: Metrics) -> tuple[jax.Array, jax.Array]:
         """Return the current policy's advantages, with V-trace's ratios, and the value targets."""

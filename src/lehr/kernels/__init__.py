@@ -3,11 +3,13 @@
 | name | what it does | where |
 |---|---|---|
 | mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, on each device |
+| mlp_loss | differentiates a loss on such an actor and critic as one GPU kernel, see `lehr.kernels.mlp_loss` | CUDA |
 | row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
-Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `scan` or `rewrite`
-without checking. A kernel that JAX cannot compile is replaced by plain JAX, with one warning on the logger "lehr".
+Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `value_and_grad`,
+`scan` or `rewrite` without checking. A kernel that JAX cannot compile is replaced by plain JAX, with one warning on the
+logger "lehr".
 
 The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of them, `no-mlp` or
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
@@ -23,15 +25,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.flatten_util import ravel_pytree
 
 from lehr.errors import InputError, closest
-from lehr.kernels import mlp, row_loop
+from lehr.kernels import mlp, mlp_loss, row_loop
 from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
+from lehr.maths.optimise import Packed
 from lehr.types import PyTree
 
-__all__ = ["evaluate_mlps", "plain", "rewrite", "scan", "switched_off", "together"]
+__all__ = ["evaluate_mlps", "plain", "rewrite", "scan", "switched_off", "together", "value_and_grad"]
 
 VARIABLE = "LEHR_KERNELS"
 
@@ -50,6 +54,7 @@ class Kernel:
 
 KERNELS: dict[str, Kernel] = {
     "mlp": Kernel(mlp.is_able, mlp.fits, can_be_split=False),
+    "mlp_loss": Kernel(mlp.is_able, mlp_loss.fits, can_be_split=False),
     "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
     "written_out": Kernel(lambda: True, lambda *arguments: True, can_be_split=True),
 }
@@ -80,11 +85,41 @@ def evaluate_mlps(
     """
     if not is_chosen("mlp", x, layers, heads, activation):
         return None
+    if intercept := mlp_loss.interceptor():
+        return intercept(x, layers, heads, activation)
     try:
         return mlp.evaluate(x, layers, heads, activation)
     except Exception as error:  # any error that another JAX version may raise
         _warn_once("mlp", error)
         return None
+
+
+def value_and_grad(
+    loss: mlp_loss.Loss, packed: PyTree, unpack: Callable[[PyTree], PyTree]
+) -> tuple[tuple[jax.Array, PyTree], Packed | PyTree]:
+    """As `jax.value_and_grad(loss, has_aux=True)(unpack(packed))`; the gradients may be packed like the parameters."""
+
+    def in_plain_jax() -> Any:
+        return jax.value_and_grad(loss, has_aux=True)(unpack(packed))
+
+    def in_one_vector() -> mlp_loss.Found:
+        (total, others), gradients = in_plain_jax()
+        return mlp_loss.Found(total, others, ravel_pytree(gradients)[0], None)
+
+    if not is_chosen("mlp_loss", packed):
+        return in_plain_jax()
+    try:
+        found = mlp_loss.value_and_grad(loss, packed, unpack, in_one_vector)
+        return (found.total, found.others), Packed(found.gradient, found.norm)
+    except Unsupported as reason:
+        logging.getLogger("lehr").debug("The loss is not part of a kernel: %s.", reason)
+        failure: Exception | None = None
+    except Exception as error:  # any error that another JAX version may raise
+        failure = error
+    plain_result = in_plain_jax()  # an error in the loss itself is raised here, without a warning
+    if failure is not None:
+        _warn_once("mlp_loss", failure)
+    return plain_result
 
 
 def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unroll: int = 1) -> Any:
@@ -152,7 +187,7 @@ def _parse(text: str) -> frozenset[str]:
     """Return the kernels that a text such as `no-mlp,no-written_out` turns off.
 
     >>> sorted(_parse("off")), sorted(_parse("no-mlp")), sorted(_parse(""))
-    (['mlp', 'row_loop', 'written_out'], ['mlp'], [])
+    (['mlp', 'mlp_loss', 'row_loop', 'written_out'], ['mlp'], [])
     """
     meanings = {"off": set(KERNELS), **{f"no-{name}": {name} for name in KERNELS}}
     words = list(filter(None, map(str.strip, text.split(","))))

@@ -92,14 +92,15 @@ def _evaluate(
     x: jax.Array, hidden: Layers, heads: Mapping[int, Layer], activation: str, precision: lax.PrecisionLike = None
 ) -> jax.Array:
     """`[N, ..., O]` of the N networks that have a head."""
-    plan = _plan(x, hidden, heads, activation, precision)
+    plan = plan_of(x, hidden, heads, activation, precision)
     outputs = _operation(plan)(x.reshape(plan.rows, plan.inputs), tuple(hidden), tuple(heads.values()))
     return outputs.reshape(plan.networks, *x.shape[:-1], plan.sizes[-1])
 
 
-def _plan(
+def plan_of(
     x: jax.Array, hidden: Layers, heads: Mapping[int, Layer], activation: str, precision: lax.PrecisionLike = None
 ) -> Plan:
+    """Choose how the kernels evaluate these MLPs; arguments as in `evaluate`."""
     rows, together = math.prod(x.shape[:-1]), members()
     plan = Plan(
         rows=rows,
@@ -157,7 +158,7 @@ def evaluate(
     Returns:
         The outputs of each head, `[..., O]`.
     """
-    if refusal := _refusal(_plan(x, layers, heads, activation).probe):
+    if refusal := _refusal(plan_of(x, layers, heads, activation).probe):
         raise NotImplementedError(refusal)
     outputs = _evaluate(x, layers, heads, activation)
     widths = (bias.shape[-1] for _, bias in heads.values())

@@ -172,7 +172,7 @@ def _forward_program(plan: Plan, x_ref: Any, *refs: Any) -> None:
     y = _load_rows(plan, x_ref, begin, plan.inputs, inside)
     activate, _ = ACTIVATIONS[plan.activation]
     for index, (kernel, bias) in enumerate(_layers(plan, weights)):
-        y = _dot(plan, y, kernel()) + bias()[None, :]
+        y = dot(plan, y, kernel()) + bias()[None, :]
         y = y if index == len(plan.hidden) else activate(y)
     triton.store(out_ref, y, mask=_mask(plan, begin, y.shape, plan.sizes[-1], inside))
 
@@ -247,43 +247,45 @@ def _backward_program(plan: Plan, x_ref: Any, gradient_ref: Any, *refs: Any) -> 
         d = _load_rows(plan, gradient_ref.at[here], begin, plan.sizes[-1], inside)
         before, inputs = [], [x]
         for kernel, bias in layers[:-1]:
-            before.append(_dot(plan, inputs[-1], kernel) + bias[None, :])
+            before.append(dot(plan, inputs[-1], kernel) + bias[None, :])
             inputs.append(activate(before[-1]))
         new = []
         for number in reversed(range(len(layers))):
             dkernel, dbias = sums[number]
-            new.append((dkernel + _kernel_gradient(plan, inputs[number], d), dbias + jnp.sum(d, axis=0)))
+            new.append((dkernel + kernel_gradient(plan, inputs[number], d), dbias + jnp.sum(d, axis=0)))
             if number > 0:
-                d = _dot(plan, d, layers[number][0], (1, 1)) * derivative(before[number - 1], inputs[number])
+                d = dot(plan, d, layers[number][0], (1, 1)) * derivative(before[number - 1], inputs[number])
         for dx_ref in dx_refs:
-            dx = _dot(plan, d, layers[0][0], (1, 1))
+            dx = dot(plan, d, layers[0][0], (1, 1))
             triton.store(dx_ref.at[here], dx, mask=_mask(plan, begin, dx.shape, plan.inputs, inside))
         return new[::-1]
 
-    zeros = [(jnp.zeros(_gradient_shape(kernel.shape)), jnp.zeros(bias.shape)) for kernel, bias in layers]
+    zeros = [(jnp.zeros(gradient_shape(kernel.shape)), jnp.zeros(bias.shape)) for kernel, bias in layers]
     sums = lax.fori_loop(0, blocks, block, zeros)
     for size, after, (kernel_at, bias_at), (dkernel, dbias) in zip(
         plan.sizes, plan.sizes[1:], plan.gradient_places, sums, strict=False
     ):
         n_in, n_out = padded(size), padded(after)
-        places, _ = _places(n_in, n_out, transposed=_is_transposed(n_in))
+        places, _ = kernel_places(n_in, n_out, transposed=is_transposed(n_in))
         triton.store(partial_refs[kernel_at.array].at[kernel_at.begin + places], dkernel)
-        triton.store(partial_refs[bias_at.array].at[bias_at.begin + _bias_places(n_out)[0]], dbias)
+        triton.store(partial_refs[bias_at.array].at[bias_at.begin + bias_places(n_out)[0]], dbias)
 
 
-def _is_transposed(n_in: int) -> bool:
+def is_transposed(n_in: int) -> bool:
+    """Whether the gradient of a kernel with so many inputs, padded, is computed transposed."""
     return n_in < NARROW
 
 
-def _gradient_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return shape[::-1] if _is_transposed(shape[0]) else shape
+def gradient_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which the gradient of a kernel is computed."""
+    return shape[::-1] if is_transposed(shape[0]) else shape
 
 
-def _kernel_gradient(plan: Plan, inputs: jax.Array, d: jax.Array) -> jax.Array:
+def kernel_gradient(plan: Plan, inputs: jax.Array, d: jax.Array) -> jax.Array:
     """Return the sum over rows of inputs ⊗ d, `[i, o]` or transposed."""
-    if _is_transposed(inputs.shape[1]):
-        return _dot(plan, d, inputs, (0, 0))
-    return _dot(plan, inputs, d, (0, 0))
+    if is_transposed(inputs.shape[1]):
+        return dot(plan, d, inputs, (0, 0))
+    return dot(plan, inputs, d, (0, 0))
 
 
 # --- shared by both programs
@@ -333,12 +335,12 @@ def _own_head(plan: Plan, heads: Sequence[tuple[Any, Any]], part: int) -> jax.Ar
 
 
 def _load_kernel(ref: Any, n_in: int, n_out: int, wide: int | None = None, is_own: Any = None) -> jax.Array:
-    places, mask = _places(n_in, n_out, wide)
+    places, mask = kernel_places(n_in, n_out, wide)
     return _load(ref, places, mask, is_own)
 
 
 def _load_bias(ref: Any, n_out: int, wide: int | None = None, is_own: Any = None) -> jax.Array:
-    places, mask = _bias_places(n_out, wide)
+    places, mask = bias_places(n_out, wide)
     return _load(ref, places, mask, is_own)
 
 
@@ -348,25 +350,32 @@ def _load(ref: Any, places: jax.Array, mask: jax.Array | None, is_own: Any) -> j
     return triton.load(ref.at[places], mask=mask, other=None if mask is None else 0.0)
 
 
-def _places(
-    n_in: int, n_out: int, wide: int | None = None, *, transposed: bool = False
+def kernel_places(
+    n_in: int, n_out: Any, wide: int | None = None, *, transposed: bool = False
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Where the entries of a padded kernel, `[i, o]` or transposed, are in its flat array, and which of them exist."""
+    """Where the entries of a padded kernel, `[i, o]` or transposed, are in its flat array, and which of them exist.
+
+    The number of outputs may be traced, if `wide` is given.
+    """
     tall, wide = padded(n_in), wide or padded(n_out)
     shape, row, column = ((wide, tall), 1, 0) if transposed else ((tall, wide), 0, 1)
     inputs, outputs = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (row, column))
-    masks = [*([inputs < n_in] if n_in < tall else []), *([outputs < n_out] if n_out < wide else [])]
+    masks = [*([inputs < n_in] if n_in < tall else []), *([outputs < n_out] if _is_padded(n_out, wide) else [])]
     return inputs * n_out + outputs, _all(masks)
 
 
-def _bias_places(n_out: int, wide: int | None = None) -> tuple[jax.Array, jax.Array | None]:
+def bias_places(n_out: Any, wide: int | None = None) -> tuple[jax.Array, jax.Array | None]:
     """The same for a bias."""
     wide = wide or padded(n_out)
     outputs = lax.broadcasted_iota(jnp.int32, (wide,), 0)
-    return outputs, outputs < n_out if n_out < wide else None
+    return outputs, outputs < n_out if _is_padded(n_out, wide) else None
 
 
-def _dot(plan: Plan, a: jax.Array, b: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
+def _is_padded(n_out: Any, wide: int) -> bool:
+    return not isinstance(n_out, int) or n_out < wide
+
+
+def dot(plan: Plan, a: jax.Array, b: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
     """Multiply two matrices over one axis of each."""
     axes = (((contract[0],), (contract[1],)), ((), ()))
     return lax.dot_general(a, b, axes, precision=plan.precision, preferred_element_type=jnp.float32)

@@ -233,6 +233,7 @@ ELEMENTWISE = frozenset(_NAMES.split())
 
 RULES: dict[str, Rule] = {
     **SHAPE_RULES,
+    "add_any": _by(operator.add),
     "select_n": _by(_select),
     "clamp": _by(lambda low, x, high: jnp.minimum(jnp.maximum(x, low), high)),
     "round": _round,

@@ -18,6 +18,8 @@ from lehr.kernels.row_values import (
     batch_axis,
     cells_of,
     check_small,
+    filled,
+    scalar_of,
     without_rows,
 )
 
@@ -135,6 +137,24 @@ def _concatenate(operation: Operation, inputs: Sequence[Given], loader: Loader) 
     return [Columns(axis, np.concatenate([cells_of(x, axis, loader) for x in inputs], along))]
 
 
+def _pad(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
+    """Pad columns with a number, as in the derivative of a slice."""
+    given, number = inputs
+    if not isinstance(given, Columns) or not isinstance(number, Value):
+        raise Unsupported("pad of a wide array, or with numbers of rows")
+    config = operation.parameters["padding_config"]
+    if tuple(config[given.axis]) != (0, 0, 0) or any(low < 0 or high < 0 or between for low, high, between in config):
+        raise Unsupported("pad of the rows, by a negative number, or between columns")
+    out = without_rows(operation.outputs[0].shape, given.axis)
+    check_small(out)
+    fill = jnp.broadcast_to(scalar_of(number, loader), (loader.block,))
+    cells = filled(out, [fill] * math.prod(out))
+    cells[tuple(slice(low, low + size) for (low, _, _), size in zip(config, given.cells.shape, strict=True))] = (
+        given.cells
+    )
+    return [Columns(given.axis, cells)]
+
+
 def _stack(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
     axis, along = batch_axis(inputs), operation.parameters["axis"]
     after = axis + (along <= axis)
@@ -170,6 +190,7 @@ SHAPE_RULES: dict[str, Rule] = {
     "gather": _gather,
     "rev": shaped(_rev),
     "concatenate": _concatenate,
+    "pad": _pad,
     "stack": _stack,
     "unstack": _unstack,
     "split": _split,

@@ -56,6 +56,14 @@ BETAS = {"beta1": "b1", "beta2": "b2"}
 """Coefficients that are options of an optimiser, with optax's names."""
 
 
+class Packed(NamedTuple):
+    """Gradients that are already in the form that the optimiser works on."""
+
+    gradients: PyTree
+    norm: jax.Array | None = None
+    """Their norm, float32 `[]`, if it is known."""
+
+
 class Step(NamedTuple):
     """The result of one optimiser step."""
 
@@ -151,16 +159,17 @@ class Optimiser:
         Args:
             packed: the parameters, from `pack`.
             state: from `init` or the last step.
-            gradients: like the parameters before packing.
+            gradients: like the parameters before packing, or `Packed`.
             learning_rate: a scalar.
             max_grad_norm: a scalar, or `None` for no clipping.
             coef: scalars by name; `weight_decay`, `beta1` and `beta2` count. Without `weight_decay`, the optimiser's
                 own applies.
             reduced: whether the gradients are already the mean over all devices; otherwise it is taken here.
         """
-        gradients = self.pack(gradients)[0]
-        gradients = gradients if reduced else across.mean(gradients)
-        norm = optax.tree.norm(gradients)
+        given = gradients if isinstance(gradients, Packed) else Packed(self.pack(gradients)[0])
+        gradients = given.gradients if reduced else across.mean(given.gradients)
+        is_whole = reduced or across.devices() == 1
+        norm = given.norm if given.norm is not None and is_whole else optax.tree.norm(gradients)
         if max_grad_norm is not None:
             # Avoid dividing by a norm of 0; a non-finite norm stays visible and is not clipped away.
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))

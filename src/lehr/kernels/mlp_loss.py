@@ -1,0 +1,224 @@
+"""The gradient of a loss on top of small MLPs as one GPU kernel: forward pass, loss and backward pass.
+
+`lehr.kernels.mlp` evaluates an actor and a critic with one kernel, and computes their gradients with another, which has
+to evaluate them again; between the two, the loss is a handful of small kernels. Here one kernel does all of it. It
+reads the weights from the vector in which the optimiser keeps all parameters, and writes the gradient in the same
+order: taking the vectors of thousands of members apart and putting them together takes as long as many products.
+
+The loss is a function like any other. It is traced twice: to find its one call of `lehr.kernels.evaluate_mlps`, and
+with the outputs of that call as its arguments, see `lehr.kernels.row_loss`. It can be part of the kernel if each term
+is arithmetic on the rows of one network's outputs, and only sums over the rows leave it, as in PPO.
+"""
+
+import contextlib
+import contextvars
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lehr.kernels import mlp
+from lehr.kernels.members import members
+from lehr.kernels.mlp_loss_program import Layout, gradients
+from lehr.kernels.mlp_programs import Layer, Plan
+from lehr.kernels.row_loss import RowLoss
+from lehr.kernels.row_program import Unsupported
+from lehr.types import PyTree
+
+Loss = Callable[[PyTree], tuple[jax.Array, PyTree]]
+"""Maps parameters to a total, float32 `[]`, and any other results."""
+
+BLOCK_ROWS = 64
+"""Rows per block, a power of two."""
+NUM_WARPS = 4
+MEMBER_BLOCK_ROWS = 64
+"""As `BLOCK_ROWS`, for each member of a population; fewer if there are fewer."""
+MEMBER_NUM_WARPS = 4
+MOST_OPERATIONS = 500
+"""Longer losses are left to the compiler."""
+
+
+class Found(NamedTuple):
+    """A loss and its gradient."""
+
+    total: jax.Array
+    others: PyTree
+    """What the loss returns besides."""
+    gradient: jax.Array
+    """In the order of the packed parameters."""
+    norm: jax.Array | None
+    """float32 `[]`: the gradient's, if the kernel computes it."""
+
+
+def fits(packed: PyTree) -> bool:
+    """Whether all parameters are one vector of float32."""
+    return isinstance(packed, jax.Array) and packed.ndim == 1 and packed.dtype == jnp.float32
+
+
+def value_and_grad(
+    loss: Loss, packed: jax.Array, unpack: Callable[[jax.Array], PyTree], otherwise: Callable[[], Found]
+) -> Found:
+    """Return the loss and its gradient; raise `Unsupported` if it cannot be such a kernel, or another error if JAX
+    refuses it.
+
+    Args:
+        loss: a function of the unpacked parameters.
+        packed: all parameters, `[size]`.
+        unpack: takes the vector apart, in order.
+        otherwise: computes the same in plain JAX, for programs that are not compiled for CUDA; without the norm.
+    """
+    leaves, structure = jax.tree.flatten(unpack(packed))
+    call = _call_in(loss, leaves, structure)
+    others = [index for index in range(len(leaves)) if index not in call.leaves]
+
+    def of_outputs(outputs: Sequence[jax.Array]) -> Any:
+        def of(outputs: Sequence[jax.Array], given: Sequence[jax.Array]) -> Any:
+            parameters = list(leaves)
+            for index, leaf in zip(others, given, strict=True):
+                parameters[index] = leaf
+            seen: list[jax.Array] = []
+
+            def intercept(x: jax.Array, *_: Any) -> tuple[jax.Array, ...]:
+                seen.append(x)
+                return tuple(outputs)
+
+            with _intercepting(intercept):
+                total, results = loss(jax.tree.unflatten(structure, parameters))
+            return total, (results, seen[0])
+
+        total, pull, (results, x) = jax.vjp(of, outputs, [leaves[index] for index in others], has_aux=True)
+        by_outputs, by_others = pull(jnp.ones_like(total))
+        return by_outputs, (total, results, by_others, x)
+
+    row_loss = RowLoss(of_outputs, call.plan.widths, call.plan.rows)
+    if len(row_loss.program.in_loop) > MOST_OPERATIONS:
+        raise Unsupported(f"{len(row_loss.program.in_loop)} operations")
+    begins = list(itertools.accumulate((leaf.size for leaf in leaves), initial=0))
+    layout = call.layout(begins)
+
+    def by_kernel(packed: jax.Array, known: Mapping[int, Any]) -> Found:
+        sums = gradients(call.plan, layout, row_loss, row_loss.last(known), packed, known)
+        total, results, by_others, _ = row_loss.others(known, sums.terms)
+        gradient, squares = sums.gradient, sums.squares
+        for index, leaf in zip(others, by_others, strict=True):
+            gradient = lax.dynamic_update_slice(gradient, leaf.reshape(-1), (begins[index],))
+            squares = None if squares is None else squares + jnp.sum(jnp.square(leaf))
+        return Found(total, results, gradient, None if squares is None else jnp.sqrt(squares))
+
+    known = row_loss.known()
+    if call.plan.interpret:
+        return by_kernel(packed, known)
+    _check((call.plan, layout, row_loss.text), by_kernel, packed, known)
+    has_norm = call.plan.backward_programs == 1
+
+    def plain(packed: jax.Array, known: Mapping[int, Any]) -> Found:
+        found = otherwise()
+        return found._replace(norm=jnp.linalg.norm(found.gradient)) if has_norm else found
+
+    return lax.platform_dependent(packed, known, cuda=by_kernel, default=plain)
+
+
+class _Call(NamedTuple):
+    """A call of `lehr.kernels.evaluate_mlps` in a loss."""
+
+    plan: Plan
+    kernels: tuple[int, ...]
+    """Which parameters are kernels: those of the hidden layers of all networks, then that of each network's head."""
+    biases: tuple[int, ...]
+
+    @property
+    def leaves(self) -> frozenset[int]:
+        """The parameters of the networks."""
+        return frozenset((*self.kernels, *self.biases))
+
+    def layout(self, begins: Sequence[int]) -> Layout:
+        """Where the layers are in the vector in which the parameters have these begins."""
+        networks, sizes, depth = self.plan.networks, self.plan.sizes, len(self.plan.hidden)
+
+        def of(leaves: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+            hidden = [
+                tuple(begins[leaf] + network * stride for network in range(networks))
+                for leaf, stride in zip(leaves, strides, strict=False)
+            ]
+            return (*hidden, tuple(begins[leaf] for leaf in leaves[depth:]))
+
+        areas = [math.prod(pair) for pair in itertools.pairwise(sizes[:-1])]
+        return Layout(begins[-1], of(self.kernels, areas), of(self.biases, self.plan.hidden))
+
+
+def _call_in(loss: Loss, leaves: Sequence[jax.Array], structure: Any) -> _Call:
+    """Find the one call of `evaluate_mlps` in a loss; raise `Unsupported` if there is none, or not such a one."""
+    calls: list[_Call] = []
+
+    def of(leaves: Sequence[jax.Array]) -> Any:
+        def intercept(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: str) -> Any:
+            calls.append(_call(leaves, x, layers, heads, activation))
+            return tuple(jnp.zeros((x.shape[0], bias.shape[-1])) for _, bias in heads.values())
+
+        with _intercepting(intercept):
+            return loss(jax.tree.unflatten(structure, list(leaves)))
+
+    jax.eval_shape(of, list(leaves))
+    if len(calls) != 1:
+        raise Unsupported(f"{len(calls)} evaluations of small MLPs in the loss")
+    return calls[0]
+
+
+def _call(
+    leaves: Sequence[jax.Array], x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: str
+) -> _Call:
+    if x.ndim != 2:
+        raise Unsupported(f"inputs {x.shape}, which are not rows")
+    if list(heads) != list(range(layers[0][0].shape[0])):
+        raise Unsupported("a network without a head")
+    numbers = {id(leaf): index for index, leaf in enumerate(leaves)}
+    parts = list(zip(*layers, *heads.values(), strict=True))
+    if any(id(part) not in numbers for one in parts for part in one):
+        raise Unsupported("layers that are not parameters themselves")
+    kernels, biases = (tuple(numbers[id(part)] for part in one) for one in parts)
+    return _Call(_plan(mlp.plan_of(x, layers, heads, activation)), kernels, biases)
+
+
+def _plan(plan: Plan) -> Plan:
+    """The plan of the MLPs, tuned for this kernel."""
+    if members() == 1:
+        return replace(plan, backward_block_rows=BLOCK_ROWS, backward_num_warps=NUM_WARPS)
+    rows = min(MEMBER_BLOCK_ROWS, max(mlp.FEWEST_ROWS, plan.block_rows))
+    return replace(plan, backward_block_rows=rows, backward_num_warps=MEMBER_NUM_WARPS)
+
+
+_lowered: set[Any] = set()
+"""The kernels that JAX is known to lower."""
+
+
+def _check(key: Any, function: Callable[..., Any], *arguments: PyTree) -> None:
+    """Raise if JAX cannot lower the kernel for a GPU, before it is part of a larger program."""
+    if key not in _lowered:
+        given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # compiling the program will repeat them
+            jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",))
+        _lowered.add(key)
+
+
+_interceptor: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("interceptor", default=None)
+
+
+def interceptor() -> Callable[..., Any] | None:
+    """What takes the place of `lehr.kernels.evaluate_mlps` in the loss that is being traced, if one is."""
+    return _interceptor.get()
+
+
+@contextlib.contextmanager
+def _intercepting(function: Callable[..., Any]) -> Iterator[None]:
+    token = _interceptor.set(function)
+    try:
+        yield
+    finally:
+        _interceptor.reset(token)
