@@ -83,9 +83,11 @@ def evaluate_mlps(
         heads: kernel `[i, O]` and bias `[O]` of the last layer, by the index of each MLP to evaluate.
         activation: its name; a user's own function is left to plain JAX.
     """
-    if not is_chosen("mlp", x, layers, heads, activation):
+    intercept = mlp_loss.interceptor()
+    least_rows = mlp_loss.LEAST_ROWS if intercept else mlp.MIN_ROWS
+    if not is_chosen("mlp", x, layers, heads, activation, least_rows):
         return None
-    if intercept := mlp_loss.interceptor():
+    if intercept:
         return intercept(x, layers, heads, activation)
     try:
         return mlp.evaluate(x, layers, heads, activation)

@@ -34,6 +34,8 @@ from lehr.types import PyTree
 Loss = Callable[[PyTree], tuple[jax.Array, PyTree]]
 """Maps parameters to a total, float32 `[]`, and any other results."""
 
+LEAST_ROWS = 64
+"""Minimum number of rows, of all members of a population, for which the kernel is used: it saves many launches."""
 BLOCK_ROWS = 64
 """Rows per block, a power of two."""
 NUM_WARPS = 4
