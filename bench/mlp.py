@@ -134,6 +134,7 @@ def main() -> None:
         for found, block, warps in sorted(tried(constants, measure)):
             print(f"{name}: {found:.1f} with {block} rows, {warps} warps", flush=True)
     make, given = loss_and_gradient(members, rows, arguments.hidden)
+    mlp_loss.LEAST_MEMBERS, mlp_loss.MOST_ROWS = 2, rows
     names = ("MEMBER_BLOCK_ROWS", "MEMBER_NUM_WARPS") if members > 1 else ("BLOCK_ROWS", "NUM_WARPS")
     for found, block, warps in sorted(tried(names, lambda: microseconds(make(), *given), mlp_loss)):
         print(f"loss and gradient: {found:.1f} with {block} rows, {warps} warps", flush=True)

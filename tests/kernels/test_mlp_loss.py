@@ -29,6 +29,7 @@ def _interpreted(monkeypatch):
     monkeypatch.setattr(mlp, "PROGRAMS", 4)
     monkeypatch.setattr(mlp, "MIN_ROWS", 1)
     monkeypatch.setattr(mlp_loss, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(mlp_loss, "LEAST_MEMBERS", 3)
     monkeypatch.setattr(kernels, "_warned", set())
 
 
@@ -148,6 +149,15 @@ def test_a_loss_that_does_not_evaluate_the_networks_once_stays_plain(launches, c
         [],
         ["The loss is not part of a kernel: 0 evaluations of small MLPs in the loss."],
     )
+
+
+@pytest.mark.parametrize(("constant", "limit", "members"), [("LEAST_MEMBERS", 4, 3), ("MOST_ROWS", ROWS - 1, 1)])
+def test_sizes_for_which_it_is_not_known_to_be_faster_stay_plain(monkeypatch, launches, constant, limit, members):
+    differentiated, packed = problem(Discrete(2))
+    monkeypatch.setattr(mlp_loss, constant, limit)
+    with kernels.together(members):
+        jax.eval_shape(differentiated, packed)
+    assert launches == []
 
 
 def test_it_lowers_for_cuda_and_what_jax_refuses_is_replaced_with_one_warning(monkeypatch, caplog):

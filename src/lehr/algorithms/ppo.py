@@ -251,7 +251,6 @@ class Algorithm(ActorCriticAlgorithm):
         self, packed: PyTree, unpack: Callable[[PyTree], PyTree], minibatch: Minibatch, coef: Metrics, key: Key
     ) -> Any:
         """Return the loss of a minibatch and its gradients, accumulated over its parts if `accumulate` is set."""
-        minibatch = self._as_rows(minibatch)
         samples, valid = minibatch.data, validity(minibatch.data.rollout)
         params, differentiate = unpack(packed), jax.value_and_grad(self.loss, has_aux=True)
         parts, axis = self.config.accumulate, 0 if self.config.minibatching == "flat" else 1
@@ -270,8 +269,13 @@ class Algorithm(ActorCriticAlgorithm):
         if self.config.standardise_advantages:
             samples = samples._replace(advantage=standardise(found, valid))
         if parts == 1:
+
+            def loss_of(minibatch: Minibatch) -> Callable[[PyTree], Any]:
+                valid = validity(minibatch.data.rollout)
+                return lambda params: self.loss(params, minibatch, valid, coef, key)
+
             whole = minibatch._replace(data=samples)
-            return kernels.value_and_grad(lambda params: self.loss(params, whole, valid, coef, key), packed, unpack)
+            return kernels.value_and_grad(loss_of(whole), packed, unpack, by_rows=loss_of(self._as_rows(whole)))
 
         def part_of(given: tuple[Minibatch, Key]) -> Any:
             # Means of parts, averaged, must be the mean of the whole, in which each valid step counts alike.

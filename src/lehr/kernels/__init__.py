@@ -83,11 +83,9 @@ def evaluate_mlps(
         heads: kernel `[i, O]` and bias `[O]` of the last layer, by the index of each MLP to evaluate.
         activation: its name; a user's own function is left to plain JAX.
     """
-    intercept = mlp_loss.interceptor()
-    least_rows = mlp_loss.LEAST_ROWS if intercept else mlp.MIN_ROWS
-    if not is_chosen("mlp", x, layers, heads, activation, least_rows):
+    if not is_chosen("mlp", x, layers, heads, activation):
         return None
-    if intercept:
+    if intercept := mlp_loss.interceptor():
         return intercept(x, layers, heads, activation)
     try:
         return mlp.evaluate(x, layers, heads, activation)
@@ -97,21 +95,28 @@ def evaluate_mlps(
 
 
 def value_and_grad(
-    loss: mlp_loss.Loss, packed: PyTree, unpack: Callable[[PyTree], PyTree]
+    loss: mlp_loss.Loss, packed: PyTree, unpack: Callable[[PyTree], PyTree], by_rows: mlp_loss.Loss | None = None
 ) -> tuple[tuple[jax.Array, PyTree], Packed | PyTree]:
-    """As `jax.value_and_grad(loss, has_aux=True)(unpack(packed))`; the gradients may be packed like the parameters."""
+    """As `jax.value_and_grad(loss, has_aux=True)(unpack(packed))`; the gradients may be packed like the parameters.
 
-    def in_plain_jax() -> Any:
+    Args:
+        loss: a function of parameters that returns a total, float32 `[]`, and any other results.
+        packed: the parameters, as the optimiser keeps them.
+        unpack: the inverse of packing them.
+        by_rows: the same loss for inputs with one batch axis, `[B, F]`, if those of `loss` have more.
+    """
+
+    def in_plain_jax(loss: mlp_loss.Loss = loss) -> Any:
         return jax.value_and_grad(loss, has_aux=True)(unpack(packed))
 
     def in_one_vector() -> mlp_loss.Found:
-        (total, others), gradients = in_plain_jax()
+        (total, others), gradients = in_plain_jax(by_rows or loss)
         return mlp_loss.Found(total, others, ravel_pytree(gradients)[0], None)
 
     if not is_chosen("mlp_loss", packed):
         return in_plain_jax()
     try:
-        found = mlp_loss.value_and_grad(loss, packed, unpack, in_one_vector)
+        found = mlp_loss.value_and_grad(by_rows or loss, packed, unpack, in_one_vector)
         return (found.total, found.others), Packed(found.gradient, found.norm)
     except Unsupported as reason:
         logging.getLogger("lehr").debug("The loss is not part of a kernel: %s.", reason)

@@ -135,15 +135,13 @@ def is_able() -> bool:
     return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
 
 
-def fits(
-    x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: Any, least_rows: int | None = None
-) -> bool:
+def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: Any) -> bool:
     """Whether the kernels fit on chip and are faster than plain JAX for these MLPs; arguments as in `evaluate`."""
     hidden = [bias.shape[-1] for _, bias in layers]
     widest = max(bias.shape[-1] for _, bias in heads.values())
     small = x.shape[-1] <= MAX_IN and len(hidden) == 2 and max(hidden) <= MAX_HIDDEN and widest <= MAX_OUT
     known = isinstance(activation, str) and activation in ACTIVATIONS
-    return small and known and math.prod(x.shape[:-1]) * members() >= (least_rows or MIN_ROWS)
+    return small and known and math.prod(x.shape[:-1]) * members() >= MIN_ROWS
 
 
 def evaluate(

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lehr.kernels.mlp_programs import tanh
 from lehr.kernels.row_program import Operation, Unsupported, Value
 from lehr.kernels.row_shapes import SHAPE_RULES, shaped
 from lehr.kernels.row_values import (
@@ -108,11 +107,6 @@ def _round(operation: Operation, inputs: Sequence[Given], loader: Loader) -> lis
     if operation.parameters["rounding_method"] != lax.RoundingMethod.TO_NEAREST_EVEN:
         raise Unsupported("rounding away from zero")
     return [_elementwise(_rounded, operation, inputs, loader)]
-
-
-def _tanh(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
-    """Activations of a layer take the fast function, like those of the fused MLP."""
-    return [_elementwise(tanh if isinstance(inputs[0], Matrix) else lax.tanh, operation, inputs, loader)]
 
 
 def _by(function: Callable[..., jax.Array]) -> Rule:
@@ -232,7 +226,7 @@ _NAMES = """
     abs acos acosh add and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clz convert_element_type
     cos cosh div eq erf_inv exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min
     mul ne neg nextafter not or population_count pow rem rsqrt shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square sub tan xor
+    shift_right_logical sign sin sinh sqrt square sub tan tanh xor
 """
 ELEMENTWISE = frozenset(_NAMES.split())
 """Operations that are applied to each column by themselves."""
@@ -243,7 +237,6 @@ RULES: dict[str, Rule] = {
     "select_n": _by(_select),
     "clamp": _by(lambda low, x, high: jnp.minimum(jnp.maximum(x, low), high)),
     "round": _round,
-    "tanh": _tanh,
     "reduce_sum": _reduction(operator.add, jnp.sum),
     "reduce_max": _reduction(jnp.maximum, jnp.max),
     "reduce_min": _reduction(jnp.minimum, jnp.min),
