@@ -14,6 +14,7 @@ from lehr.errors import InputError
 from lehr.files import refuse_link
 from lehr.report.loggers import Progress
 from lehr.training import checkpoint, compile_times, signals
+from lehr.training.checkpoint_files import MEMORY
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -184,7 +185,7 @@ class Loop:
     def run(self) -> Any:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
-            stopping = signals.handled(self._stop)
+            stopping = signals.handled(self.stop)
             closing = self._closed("The environments", self.runner), self._closed("A logger", self.record)
             with self._files(), stopping, closing[0], self.progress, closing[1]:
                 self.directory.write_status("running")
@@ -232,6 +233,7 @@ class Loop:
 
     def _advance(self, count: int) -> tuple[Any, int]:
         """Dispatch `count` updates; return their metrics and how many there are: fewer if an environment failed."""
+        self.plan.sharding.hosts.order("advance", updates=count)
         try:
             self.state, rows = self.runner.advance(self.state, count)
         except Interrupted as interrupted:
@@ -245,6 +247,7 @@ class Loop:
         with self.progress.waiting(
             f"compiling {self.plan.algorithm} on {self.plan.run.env.strip('<>')}", compile_times.last_time(key)
         ):
+            self.plan.sharding.hosts.order("begin", updates=self.start)
             self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin
         compile_times.remember(key, self.compile_seconds)
@@ -327,14 +330,15 @@ class Loop:
         }
         if self.plan.loaded.sources:
             meta["data"] = dict(self.plan.loaded.sources)
+        with_memory = self.plan.run.checkpoint_replay == "on"
         checkpoint.save(
             self.directory.checkpoints,
-            self.state.saved,
+            self.plan.sharding.whole(self.state.saved, without=lambda path: not with_memory and MEMORY.match(path)),
             self.done,
             meta,
             self.plan.run.keep_checkpoints,
             self.record.protected(),
-            memory=self.plan.run.checkpoint_replay == "on",
+            memory=with_memory,
         )
         self.saved, self.saved_at = self.done, time.perf_counter()
 
@@ -400,7 +404,7 @@ class Loop:
             except Exception as error:
                 self.warn(f"{what} could not be closed ({type(error).__name__}: {error}); the run is not affected.")
 
-    def _stop(self, reason: str) -> None:
+    def stop(self, reason: str) -> None:
         """Stop the run after the current chunk."""
         self.verdict.stop_reason = reason
 
