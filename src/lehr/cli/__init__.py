@@ -69,6 +69,16 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help="allow the run or config file to import code outside Lehr")
 
 
+def add_distributed(parser: argparse.ArgumentParser) -> None:
+    """Add `--distributed`, which makes this one of several processes of a run."""
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="be one of several processes of one run, such as one on each host of a cluster: their addresses come from "
+        "SLURM, Open MPI or Kubernetes, or from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+    )
+
+
 def find_own_code() -> None:
     """Look for `module:Class` in the working directory too; call this only once the user has named or trusted it."""
     if "" not in sys.path:

@@ -4,7 +4,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -440,7 +440,7 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
             "and resumed differs from one that is not."
         )
     hosts = plan.sharding.hosts
-    hosts.on_stop, hosts.on_loss = loop.stop, partial(directory.write_status, "failed")
+    hosts.on_stop, hosts.run = loop.stop, directory.path
     result = _result(plan, directory, loop.run())
     hosts.order("end")
     try:
@@ -465,6 +465,7 @@ def _follow(plan: Plan, resumes: bool = False) -> Result:
     directory = RunDirectory(Path(order["run"]))
     wait_for(directory.status, order["status"])
     hosts.answer()
+    hosts.run = directory.path
     return _result(plan, directory, follow(plan, directory, resumes))
 
 

@@ -12,11 +12,13 @@ caller when another one is gone. The operating system notices here at once that 
 
 import atexit
 import contextlib
+import ctypes
 import hmac
 import json
 import os
 import queue
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -52,8 +54,8 @@ class Hosts:
         self.index, self.count = index, count
         self.on_stop: Callable[[str], object] = lambda reason: None
         """Called in process 0 with a reason to stop."""
-        self.on_loss: Callable[[str], object] = lambda text: None
-        """Called before this process is ended because of another one."""
+        self.run: Path | None = None
+        """The directory of the run, once it can be resumed."""
         self._links: dict[int, _Link] = {}
         self._is_over = False
         """Whether others may leave."""
@@ -105,12 +107,13 @@ class Hosts:
     def connect(self, links: Mapping[int, "_Link"]) -> None:
         """Listen to other processes."""
         self._links = dict(links)
+        _postpone_aborts()
         for link in links.values():
             threading.Thread(target=self._listen, args=(link,), name="lehr-hosts", daemon=True).start()
 
     def begin(self) -> None:
         """From now on no process may leave."""
-        self._is_over = False
+        self._is_over, self.run = False, None
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on."""
@@ -130,8 +133,8 @@ class Hosts:
                 self._receive(link, link.receive())
         except (EOFError, OSError):
             link.is_open = False
-            if not self._is_over:
-                self._end(f"{link.name} is gone, and a run needs all its processes; go on from its last checkpoint.", 1)
+            again = "" if self.run is None else f" with 'lehr resume {self.run} --distributed'"
+            self._end(f"{link.name} is gone, and a run needs all its processes; start them again{again}.", 1)
 
     def _receive(self, link: "_Link", message: dict[str, Any]) -> None:
         if "stop" in message:
@@ -153,8 +156,6 @@ class Hosts:
         if self._is_over:
             return
         self._is_over = True
-        with contextlib.suppress(Exception):
-            self.on_loss(text)
         with contextlib.suppress(OSError):
             os.write(2, f"\nlehr: {text}\n".encode())  # not through sys.stderr, which another thread may have locked
         for link in self._links.values() if self.leads else ():
@@ -202,6 +203,17 @@ class _Link:
         """Wait for a message of at most so many bytes; bytes that follow it are its `content`."""
         message = json.loads(self._connection.recv_bytes(most))
         return message | {"content": self._connection.recv_bytes()} if message.pop("follows") else message
+
+
+def _postpone_aborts() -> None:
+    """Let this process live some seconds after JAX or gloo aborts it because another one is gone, to say so.
+
+    The handler is the C function `sleep`, which gets the number of the signal, 6: for Python it is too late.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 _joined: Hosts | None = None
