@@ -20,6 +20,7 @@ import queue
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +60,8 @@ class Hosts:
         self._links: dict[int, _Link] = {}
         self._is_over = False
         """Whether others may leave."""
+        self._exit_code: int | None = None
+        """Set if this process failed."""
 
     @property
     def leads(self) -> bool:
@@ -117,6 +120,8 @@ class Hosts:
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on."""
+        if self.count == 1:
+            return
         if isinstance(error, jax.errors.JaxRuntimeError):  # most likely another process is gone: wait until we know
             time.sleep(GRACE)
         self._is_over = True
@@ -124,7 +129,15 @@ class Hosts:
         for link in self._links.values():
             with contextlib.suppress(OSError):
                 link.send({"do": "end", "failure": text, "code": code} if self.leads else {"failed": text, "code": code})
-        self._let_leave()
+        self._exit_code = code
+
+    def leave(self) -> None:
+        """At the end of a process that failed, skip the end of JAX, which would wait for the others for minutes."""
+        if self._exit_code is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._let_leave()
+            os._exit(self._exit_code)
 
     def _listen(self, link: "_Link") -> None:
         """Receive what another process sends, until it leaves."""
@@ -133,6 +146,8 @@ class Hosts:
                 self._receive(link, link.receive())
         except (EOFError, OSError):
             link.is_open = False
+            if link.has_failed:  # it said why
+                return
             again = "" if self.run is None else f" with 'lehr resume {self.run} --distributed'"
             self._end(f"{link.name} is gone, and a run needs all its processes; start them again{again}.", 1)
 
@@ -140,6 +155,7 @@ class Hosts:
         if "stop" in message:
             self.on_stop(message["stop"])
         elif "failed" in message:  # this process may be about to fail in the same way
+            link.has_failed = True
             self._end_soon(f"{link.name} failed: {message['failed']}", message["code"])
         else:
             if message.get("failure"):
@@ -189,7 +205,7 @@ class _Link:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = Connection(connected.detach())
         self._sending = threading.Lock()
-        self.name, self.is_open = name, True
+        self.name, self.is_open, self.has_failed = name, True, False
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def send(self, message: dict[str, Any], content: bytes | None = None) -> None:
@@ -232,7 +248,7 @@ def joined(distributed: bool) -> Iterator[Hosts]:
         return
     if _joined is None:
         _joined = _connected()
-        atexit.register(_joined._let_leave)
+        atexit.register(_joined.leave)
     _joined.begin()
     try:
         yield _joined
