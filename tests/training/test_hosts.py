@@ -29,17 +29,18 @@ class Processes:
     """Starts the processes of runs, and ends them with the test.
 
     Args:
-        folder: for what they print, and for their compiled programs.
+        folder: for what they print.
+        cache: for their compiled programs.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, []
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self.folder, self.cache, self.started = folder, cache, []
 
     def start(self, *words: str, processes: int = 2, **more: str) -> list[subprocess.Popen]:
         with socket.create_server(("localhost", 0)) as free:
             address = f"localhost:{free.getsockname()[1]}"
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={8 // processes}"
-        given = os.environ | {"XLA_FLAGS": flags, "LEHR_CACHE": str(self.folder / "compiled"), **more}
+        given = os.environ | {"XLA_FLAGS": flags, "LEHR_CACHE": str(self.cache), **more}
         found = []
         for index in range(processes):
             own = zip(VARIABLES, (address, str(processes), str(index)), strict=True)
@@ -57,9 +58,14 @@ class Processes:
         return [process.wait(100) for process in processes]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("compiled")
+
+
 @pytest.fixture
-def processes(tmp_path):
-    made = Processes(tmp_path)
+def processes(tmp_path, cache):
+    made = Processes(tmp_path, cache)
     yield made
     for process in made.started:
         process.kill()
@@ -116,7 +122,7 @@ def test_two_processes_that_die_and_resume_train_what_one_process_with_all_devic
 @pytest.mark.slow
 def test_a_signal_to_any_process_stops_all_of_them_in_good_order(processes, tmp_path):
     run = tmp_path / "run"
-    started = processes.start(*TRAIN, "--total-steps", "10m", "--run-dir", str(run))
+    started = processes.start(*TRAIN, "--total-steps", "10M", "--run-dir", str(run))
     wait_for_update(run, 20, started)
     started[1].send_signal(signal.SIGTERM)
     assert processes.wait(started) == [128 + signal.SIGTERM] * 2
@@ -144,7 +150,10 @@ def test_an_address_that_does_not_answer_is_given_up_after_a_limit(processes):
         (("10.0.0.1:1234", "2", "2"), "JAX_PROCESS_ID is 2, but JAX_NUM_PROCESSES is 2; give a number from 0 to 1."),
         (("10.0.0.1:1234", "0", "0"), "JAX_NUM_PROCESSES is 0; give 1 or more."),
         (("10.0.0.1:1234", "two", "0"), "JAX_NUM_PROCESSES is 'two'; give a number."),
-        (("10.0.0.1", "2", "0"), "JAX_COORDINATOR_ADDRESS is '10.0.0.1'; give the host and a port, such as 10.0.0.1:1234."),
+        (
+            ("10.0.0.1", "2", "0"),
+            "JAX_COORDINATOR_ADDRESS is '10.0.0.1'; give the host and a port, such as 10.0.0.1:1234.",
+        ),
         (
             ("10.0.0.1:1234", "2", ""),
             "JAX_COORDINATOR_ADDRESS is set, but JAX_PROCESS_ID is not; set all of JAX_COORDINATOR_ADDRESS, "
@@ -163,7 +172,9 @@ def test_addresses_that_cannot_be_are_refused_in_one_sentence(given, message, mo
 def test_a_run_that_another_host_does_not_see_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "FILE_SECONDS", 0.1)
     status = tmp_path / "run" / "status.json"
-    with pytest.raises(InputError, match=r"does not see the run '.*run' that process 0 writes; put it on a file system"):
+    with pytest.raises(
+        InputError, match=r"does not see the run '.*run' that process 0 writes; put it on a file system"
+    ):
         hosts.wait_for(status, "{}")
     status.parent.mkdir()
     status.write_text("{}")

@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trust or "env" in flags or any(map(plugins.own_code, flags.values())):
         find_own_code()
     settings = config.merge(classes, given, flags)
-    for name in ("run_dir", "from_run", "progress_fn", "trust", "distributed", "seeds", "tuned"):  # arguments of train, not settings
+    no_settings = ("run_dir", "from_run", "progress_fn", "trust", "distributed", "seeds", "tuned")  # arguments of train
+    for name in no_settings:
         if name in settings:
             raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
     options: dict[str, Any] = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}

@@ -6,10 +6,10 @@ from typing import Any
 from lehr.training import signals
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import restore
+from lehr.training.parts import copies, send_parts
 from lehr.training.plan import Plan
 from lehr.training.record import RunFailed
 from lehr.training.runners import make_runner
-from lehr.training.sharding import copies, send_parts
 
 
 def follow(plan: Plan, directory: RunDirectory, resumes: bool) -> Any:

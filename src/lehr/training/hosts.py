@@ -126,9 +126,10 @@ class Hosts:
             time.sleep(GRACE)
         self._is_over = True
         text, code = str(error) or type(error).__name__, 2 if isinstance(error, InputError) else 1
+        message = {"do": "end", "failure": text} if self.leads else {"failed": text}
         for link in self._links.values():
             with contextlib.suppress(OSError):
-                link.send({"do": "end", "failure": text, "code": code} if self.leads else {"failed": text, "code": code})
+                link.send(message | {"code": code})
         self._exit_code = code
 
     def leave(self) -> None:
@@ -270,14 +271,13 @@ def _connected() -> Hosts:
 
 def _links_to_others(count: int) -> dict[int, _Link]:
     """In process 0, wait until all others have called."""
-    from jax._src.distributed import global_state  # JAX has no public name for its store of keys and values
-
+    jax_state = _jax_state()
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     links: dict[int, _Link] = {}
     token = secrets.token_hex(16)
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
-        place = [global_state.coordinator_address.rsplit(":", 1)[0].strip("[]"), server.getsockname()[1], token]
-        global_state.client.key_value_set(_KEY, json.dumps(place))
+        place = [jax_state.coordinator_address.rsplit(":", 1)[0].strip("[]"), server.getsockname()[1], token]
+        jax_state.client.key_value_set(_KEY, json.dumps(place))
         while len(links) < count - 1:
             link = _Link(server.accept()[0], "")
             with contextlib.suppress(OSError, EOFError, ValueError, TypeError, AttributeError, KeyError):  # a stranger
@@ -289,13 +289,18 @@ def _links_to_others(count: int) -> dict[int, _Link]:
 
 
 def _link_to_leader(hosts: Hosts) -> _Link:
-    from jax._src.distributed import global_state
-
-    place = global_state.client.blocking_key_value_get(_KEY, 3_600_000)  # the time limit ends this process before
+    place = _jax_state().client.blocking_key_value_get(_KEY, 3_600_000)  # the time limit ends this process before
     host, port, token = json.loads(place)
     link = _Link(socket.create_connection((host, port)), f"Process 0 of {hosts.count} on {host}")
     link.send({"token": token, "index": hosts.index, "host": socket.gethostname()})
     return link
+
+
+def _jax_state() -> Any:
+    """The address of process 0 and the store of keys and values, for which JAX has no public names."""
+    from jax._src.distributed import global_state
+
+    return global_state
 
 
 def wait_for(path: Path, text: str) -> None:

@@ -39,6 +39,7 @@ _SOUND_META: dict[str, Callable[[Any], bool]] = {
     "best": lambda value: value is None or _is_number(value),
     "best_update": lambda value: value is None or isinstance(value, int),
     "devices": lambda value: value is None or isinstance(value, int),
+    "processes": lambda value: value is None or isinstance(value, int),
     "data": lambda value: (
         value is None or (isinstance(value, dict) and all(isinstance(x, str) for x in value.values()))
     ),
@@ -151,8 +152,13 @@ class Loop:
         self._report_changed(meta.get("data") or {})
         if (before := meta.get("devices", 1)) != (now := self.plan.sharding.devices):
             self.warn(
-                f"The run was on {_devices(before)} and goes on with {now}: each device has random numbers of its own, "
-                "so it will differ from one that was not stopped."
+                f"The run was on {_counted(before, 'device')} and goes on with {now}: each device has random numbers of "
+                "its own, so it will differ from one that was not stopped."
+            )
+        elif (before := meta.get("processes", 1)) != (now := self.plan.sharding.hosts.count):
+            self.warn(
+                f"The run had {_counted(before, 'process')} and goes on with {now}: sums over devices are made in "
+                "another order, so it may differ by rounding from one that was not stopped."
             )
         if meta.get("without_memory"):
             self.warn(
@@ -326,6 +332,7 @@ class Loop:
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
             "devices": self.plan.sharding.devices,
+            **({"processes": hosts.count} if (hosts := self.plan.sharding.hosts).count > 1 else {}),
             **self.record.save(self.done),
         }
         if self.plan.loaded.sources:
@@ -409,8 +416,8 @@ class Loop:
         self.verdict.stop_reason = reason
 
 
-def _devices(number: int) -> str:
-    return "1 device" if number == 1 else f"{number} devices"
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('s') else 's'}"
 
 
 def _next_count(count: int, pace: float, unit: int = 1, most: int = MOST_UPDATES) -> int:
