@@ -152,8 +152,8 @@ class Loop:
         self._report_changed(meta.get("data") or {})
         if (before := meta.get("devices", 1)) != (now := self.plan.sharding.devices):
             self.warn(
-                f"The run was on {_counted(before, 'device')} and goes on with {now}: each device has random numbers of "
-                "its own, so it will differ from one that was not stopped."
+                f"The run was on {_counted(before, 'device')} and goes on with {now}: each device has random numbers "
+                "of its own, so it will differ from one that was not stopped."
             )
         elif (before := meta.get("processes", 1)) != (now := self.plan.sharding.hosts.count):
             self.warn(
