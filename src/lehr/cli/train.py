@@ -6,7 +6,7 @@ from typing import Any
 
 import lehr
 from lehr import algorithms, config, plugins, zoo
-from lehr.cli import Parser, add_distributed, add_trust, find_own_code
+from lehr.cli import Parser, add_distributed, add_trust, find_own_code, run_elsewhere
 from lehr.cli.summary import exit_code, print_summary, summarise_seeds
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         help="train several seeds at once, as a sweep of seeds alone: how many, or which, such as 3,7,11; compiled "
         "environments only",
     )
-    add_distributed(parser)
+    add_distributed(parser, words)
     add_trust(parser)
     titles = [f"{name} settings" for name in ("run", *([] if algorithm is None else [algorithm]), "network", "reward")]
     classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, chosen)
@@ -71,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print a summary; the exit code says whether a signal stopped the run."""
+    if (code := run_elsewhere("train", arguments)) is not None:
+        return code
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
