@@ -79,7 +79,11 @@ def _end_with_parent() -> None:
 
 
 def run_on_ray(words: Sequence[str]) -> int:
-    """Run `lehr` with these words on all nodes of a Ray cluster that have GPUs, or CPUs if none has; return its code."""
+    """Run `lehr` with these words on all nodes of a Ray cluster that have GPUs, or CPUs if none has.
+
+    Returns:
+        its exit code.
+    """
     with ray_cluster("--on ray"), _placed() as actors:
         ray = require("ray", "ray", "--on ray")
         address = ray.get(actors[0].address.remote())
