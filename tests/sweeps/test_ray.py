@@ -252,6 +252,16 @@ def test_a_mistake_that_a_worker_finds_is_one_sentence(nodes, tmp_path, monkeypa
     wait_for(lambda: ray.available_resources().get("CPU") == 2)
 
 
+@pytest.mark.slow
+def test_one_run_has_a_process_on_each_node(nodes, tmp_path, monkeypatch, capfdbinary):
+    monkeypatch.chdir(tmp_path)
+    words = ["--num-envs", "4", "--horizon", "8", "--hidden-sizes", "8", "--total-steps", "64", "--no-tensorboard"]
+    assert cli.main(["train", "a2c", *words, "--evaluate-episodes", "0", "--run-dir", "run", "--on", "ray"]) == 0
+    assert b"finished after 64 of 64 env steps" in capfdbinary.readouterr().out
+    found = checkpoint.latest_meta(tmp_path / "run" / "checkpoints")
+    assert (found["step"], found["devices"], found["processes"]) == (2, 2, 2)
+
+
 @pytest.mark.parametrize("on", ["slurm", "", "Ray"])
 def test_other_places_are_one_sentence(on, tmp_path, capsys):
     config.to_yaml(tmp_path / "sweep.yaml", DEFINITION)

@@ -21,6 +21,7 @@ from lehr.errors import InputError
 from lehr.maths import across
 from lehr.spaces import Spaces
 from lehr.sweeps.evolution import PopulationBasedTraining
+from lehr.training.hosts import Hosts
 from lehr.training.iteration import learn, next_rollout
 from lehr.training.plan import make_plan
 from lehr.training.population import make_population
@@ -315,6 +316,39 @@ def test_devices_that_cannot_share_a_run_are_refused_in_one_sentence(settings, m
     with pytest.raises(InputError) as error:
         make_plan("ppo", SMALL | STEPS | settings).on_devices()
     assert str(error.value) == message
+
+
+class TwoHosts(Hosts):
+    """The eight devices as if they were those of two processes."""
+
+    def __init__(self):
+        super().__init__(0, 2)
+
+    def devices(self):
+        return [jax.devices()[:4], jax.devices()[4:]]
+
+
+def test_every_host_gives_equally_many_devices():
+    for num_envs, numbers in ((16, [0, 1, 2, 3, 4, 5, 6, 7]), (12, [0, 1, 2, 4, 5, 6]), (2, [0, 4])):
+        plan = make_plan("a2c", SMALL | {"num_envs": num_envs}).on_devices(TwoHosts())
+        assert [device.id for device in plan.sharding.mesh.devices] == numbers
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"num_envs": 15},
+            "With devices=2, each device has a share of the run: num_envs is 15, which 2 devices cannot",
+        ),
+        ({"devices": 3}, "devices is 3, which 2 processes cannot share equally; choose a multiple of 2, or all."),
+        ({"env": "gym:CartPole-v1"}, "This run has 2 processes, but gym:CartPole-v1 runs on the host, and a run with"),
+    ],
+)
+def test_hosts_that_cannot_share_a_run_are_refused_in_one_sentence(settings, message):
+    with pytest.raises(InputError) as error:
+        make_plan("a2c", SMALL | settings).on_devices(TwoHosts())
+    assert str(error.value).startswith(message)
 
 
 def test_by_default_as_many_devices_are_used_as_can_share_the_run():

@@ -69,6 +69,36 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help="allow the run or config file to import code outside Lehr")
 
 
+def add_distributed(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Add `--distributed`, which makes this one of several processes of a run, and `--on ray`, which starts them."""
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="be one of several processes of one run, such as one on each host of a cluster: their addresses come from "
+        "SLURM, Open MPI or Kubernetes, or from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+    )
+    parser.add_argument(
+        "--on",
+        metavar="ray",
+        help="start one such process on each node of the Ray cluster in RAY_ADDRESS that has GPUs",
+    )
+    parser.set_defaults(words=list(words))
+
+
+def run_elsewhere(command: str, arguments: argparse.Namespace) -> int | None:
+    """Run a command on the nodes of a Ray cluster and return its exit code, if `--on` says so."""
+    if arguments.on is None:
+        return None
+    if arguments.on != "ray":
+        raise InputError(f"--on is {arguments.on!r}; it must be 'ray', or left out to train on this machine.")
+    from lehr.training.ray_hosts import run_on_ray
+
+    words = list(arguments.words)
+    place = words.index("--on") if "--on" in words else words.index("--on=ray")
+    del words[place : place + (2 if words[place] == "--on" else 1)]
+    return run_on_ray([command, *(word for word in words if word != "--distributed")])
+
+
 def find_own_code() -> None:
     """Look for `module:Class` in the working directory too; call this only once the user has named or trusted it."""
     if "" not in sys.path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import lehr
 from lehr import config, plugins
-from lehr.cli import add_trust, find_own_code
+from lehr.cli import add_distributed, add_trust, find_own_code, run_elsewhere
 from lehr.cli.summary import exit_code, print_summary
 from lehr.errors import InputError
 from lehr.training import settings_file
@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.usage = "lehr resume RUN [--total-steps STEPS] [--SETTING VALUE ...]"
     parser.add_argument("run_name", metavar="RUN", help="run directory, or its name under runs/")
     parser.epilog = "Run 'lehr resume RUN --help' for the settings that you can change."
+    add_distributed(parser, words)
     add_trust(parser)
     if not words or words[0] in ("-h", "--help"):
         return
@@ -41,9 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Train to the end of the budget, and print a summary; the exit code is as in `lehr train`."""
+    if (code := run_elsewhere("resume", arguments)) is not None:
+        return code
     settings = config.merge([RunConfig], {}, config.given_flags(arguments))
     if arguments.trust or "env" in settings or any(map(plugins.own_code, settings.values())):
         find_own_code()
-    result = lehr.resume(arguments.run_name, trust=arguments.trust, **settings)
+    result = lehr.resume(arguments.run_name, trust=arguments.trust, distributed=arguments.distributed, **settings)
     print_summary(result)
     return exit_code(result)

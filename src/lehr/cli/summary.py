@@ -4,6 +4,7 @@ import math
 import shlex
 import signal
 
+import jax
 import numpy as np
 
 from lehr.cli import output
@@ -16,7 +17,9 @@ from lehr.training.directory import RunDirectory
 
 
 def print_summary(result: Result) -> None:
-    """Print the outcome, the evaluation, the time, the files, and commands to run next."""
+    """Print the outcome, the evaluation, the time, the files, and commands to run next; once, if on several hosts."""
+    if jax.process_index() > 0:
+        return
     directory, final = RunDirectory(result.run_dir), {"env_steps": 0, **result.final}
     facts: dict[str, str | list[str]] = {"run": str(directory.path), "outcome": _outcome(result, final)}
     if "evaluate/return" in final:

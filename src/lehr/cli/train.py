@@ -6,7 +6,7 @@ from typing import Any
 
 import lehr
 from lehr import algorithms, config, plugins, zoo
-from lehr.cli import Parser, add_trust, find_own_code
+from lehr.cli import Parser, add_distributed, add_trust, find_own_code, run_elsewhere
 from lehr.cli.summary import exit_code, print_summary, summarise_seeds
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
@@ -62,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         help="train several seeds at once, as a sweep of seeds alone: how many, or which, such as 3,7,11; compiled "
         "environments only",
     )
+    add_distributed(parser, words)
     add_trust(parser)
     titles = [f"{name} settings" for name in ("run", *([] if algorithm is None else [algorithm]), "network", "reward")]
     classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, chosen)
@@ -70,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, and print a summary; the exit code says whether a signal stopped the run."""
+    if (code := run_elsewhere("train", arguments)) is not None:
+        return code
     given = config.from_yaml(arguments.config) if arguments.config else {}
     given.pop("algorithm", None)
     flags = config.given_flags(arguments)
@@ -82,11 +85,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.trust or "env" in flags or any(map(plugins.own_code, flags.values())):
         find_own_code()
     settings = config.merge(classes, given, flags)
-    for name in ("run_dir", "from_run", "progress_fn", "trust", "seeds", "tuned"):  # arguments of train, not settings
+    no_settings = ("run_dir", "from_run", "progress_fn", "trust", "distributed", "seeds", "tuned")  # arguments of train
+    for name in no_settings:
         if name in settings:
             raise InputError(f"The config {arguments.config} has {name!r}, which is not a setting; remove it.")
     options: dict[str, Any] = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}
-    options["tuned"] = arguments.tuned
+    options |= {"tuned": arguments.tuned, "distributed": arguments.distributed}
     if arguments.seeds is not None:
         trained = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
         summarise_seeds(trained)

@@ -31,6 +31,7 @@ def train(
     from_run: str | Path | None = ...,
     progress_fn: ProgressFunction | None = ...,
     trust: bool = ...,
+    distributed: bool = ...,
     **settings: Any,
 ) -> api.Result: ...
 
@@ -44,6 +45,7 @@ def train(
     tuned: bool = ...,
     run_dir: str | Path | None = ...,
     trust: bool = ...,
+    distributed: bool = ...,
     **settings: Any,
 ) -> SweepResult: ...
 
@@ -58,6 +60,7 @@ def train(
     from_run: str | Path | None = None,
     progress_fn: ProgressFunction | None = None,
     trust: bool = False,
+    distributed: bool = False,
     **settings: Any,
 ) -> api.Result | SweepResult:
     """Train an agent, or one for each of several seeds at once, and return the result.
@@ -75,6 +78,8 @@ def train(
         from_run: run to fork: start from its state and clock, with its settings except those given here.
         progress_fn: called with the env steps so far and the latest metrics; if it returns `True`, the run stops.
         trust: allow `from_run` to run code from outside Lehr; code that you name in this call is always allowed.
+        distributed: be one of several processes that make one run together, such as one on each host of a cluster; all
+            call this with the same arguments. See docs/scale.md.
         settings: fields of `RunConfig`, the algorithm's `Config`, `NetworkConfig` and the reward model's `Config`, in
             one namespace; every coefficient accepts any schedule.
     """
@@ -82,9 +87,16 @@ def train(
         settings = _with_tuned(algorithm, env, from_run, settings)
     if seeds is None:
         return api.train(
-            algorithm, env, run_dir=run_dir, from_run=from_run, progress_fn=progress_fn, trust=trust, **settings
+            algorithm,
+            env,
+            run_dir=run_dir,
+            from_run=from_run,
+            progress_fn=progress_fn,
+            trust=trust,
+            distributed=distributed,
+            **settings,
         )
-    for name, given in (("from_run", from_run), ("progress_fn", progress_fn)):
+    for name, given in (("from_run", from_run), ("progress_fn", progress_fn), ("distributed", distributed or None)):
         if given is not None:
             raise InputError(f"{name} is for a single run, but seeds is {seeds}; drop one of them.")
     return train_seeds(algorithm, env, seeds, run_dir, settings)

@@ -25,6 +25,8 @@ from lehr.report.loggers.display import waiting
 from lehr.report.loggers.jsonl import read
 from lehr.training import settings_file
 from lehr.training.directory import RunDirectory, default_path
+from lehr.training.following import follow
+from lehr.training.hosts import Hosts, joined, wait_for
 from lehr.training.loop import Loop, ProgressFunction, restore
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.types import TrainState
@@ -84,30 +86,49 @@ def train(
     from_run: str | Path | None = None,
     progress_fn: ProgressFunction | None = None,
     trust: bool = False,
+    distributed: bool = False,
     **settings: Any,
 ) -> Result:
     """Train one agent and return the result; the arguments are those of `lehr.train`, which calls this."""
-    settings = config.merge([RunConfig], {}, settings)
+    with joined(distributed) as hosts:
+        return _train(hosts, algorithm, env, run_dir, from_run, progress_fn, trust, settings)
+
+
+def _train(
+    hosts: Hosts,
+    algorithm: Any,
+    env: Any,
+    run_dir: str | Path | None,
+    from_run: str | Path | None,
+    progress_fn: ProgressFunction | None,
+    trust: bool,
+    settings: dict[str, Any],
+) -> Result:
+    """Train one agent, in one process of several perhaps."""
+    settings = config.merge([RunConfig], {}, settings) | ({} if hosts.leads else {"progress": False})
     env = settings.pop("env", None) if env is None else env
     instance = None if isinstance(env, str) else env
     if isinstance(env, str):
         settings["env"] = env
     if from_run is None:
         with _preparing(algorithm, settings, instance):
-            plan = make_plan(algorithm, settings, instance).on_devices()
+            plan = make_plan(algorithm, settings, instance).on_devices(hosts)
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
         if (name := algorithms.name_of(algorithm)) != found:
             raise InputError(f"'{origin.path}' is a run of {found}, not of {name}; a fork keeps the algorithm.")
         check_trust(saved, f"The run '{origin.path}'", trust, env)
-        plan = _fork(algorithm, origin, saved, settings, instance)
+        plan = _fork(algorithm, origin, saved, settings, instance, hosts)
+    if not hosts.leads:
+        return _follow(plan)
     path = Path(run_dir or default_path(plan.algorithm, plan.run.env.strip("<>"), plan.run.seed))
     with _writable(path):
         existed = path.is_dir()
         made = RunDirectory.create(path)
     with made as directory:
         try:
+            _share_directory(plan, directory)
             loop = _begin(plan, directory, progress_fn)
         except BaseException:
             for entry in list(path.iterdir()) if existed else [path]:  # a link, or '.', stays as it is
@@ -123,6 +144,7 @@ def resume(
     algorithm: Any = None,
     progress_fn: ProgressFunction | None = None,
     trust: bool = False,
+    distributed: bool = False,
     **settings: Any,
 ) -> Result:
     """Continue a stopped run as if it had never stopped.
@@ -133,15 +155,31 @@ def resume(
         algorithm: the class, if the run was given one of your own; or its name, to allow its code.
         progress_fn: as in `train`.
         trust: allow the run to run code from outside Lehr.
+        distributed: as in `train`.
         settings: settings to change; `total_steps` extends the run, and shares of the budget then refer to the new
             budget.
     """
-    settings = config.merge([RunConfig], {}, settings)
+    with joined(distributed) as hosts:
+        return _resume(hosts, run, env, algorithm, progress_fn, trust, settings)
+
+
+def _resume(
+    hosts: Hosts,
+    run: str | Path,
+    env: Any,
+    algorithm: Any,
+    progress_fn: ProgressFunction | None,
+    trust: bool,
+    settings: dict[str, Any],
+) -> Result:
+    """Continue a stopped run, in one process of several perhaps."""
+    settings = config.merge([RunConfig], {}, settings) | ({} if hosts.leads else {"progress": False})
     env = settings.pop("env", None) if env is None else env
     directory = RunDirectory.open(run)
-    with _writable(directory.path):
-        directory.lock()
-    with directory:
+    if hosts.leads:
+        with _writable(directory.path):
+            directory.lock()
+    with directory if hosts.leads else contextlib.nullcontext():
         algorithm, saved = _settings(directory, algorithm, trust, settings)
         if isinstance(env, str) and full_name(env) != saved["env"]:
             if not plugins.is_placeholder(saved["env"]):
@@ -153,12 +191,15 @@ def resume(
         changed = _changed(algorithm, saved, settings)
         instance = None if isinstance(env, str) else env
         with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance).on_devices()
+            plan = make_plan(algorithm, changed, instance).on_devices(hosts)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
                 "fork the run with train(from_run=...)."
             )
+        if not hosts.leads:
+            return _follow(plan, resumes=True)
+        _share_directory(plan, directory)
         loop = _begin(plan, directory, progress_fn, resumes=True)
         if saved["total_steps"] != plan.run.total_steps:
             loop.say(
@@ -351,6 +392,7 @@ def _fork(
     saved: dict[str, Any],
     settings: dict[str, Any],
     env: Any,
+    hosts: Hosts,
 ) -> Plan:
     """Plan a new run that starts from another run's state, with changed settings."""
     old = make_plan(algorithm, _without_placeholders(saved), env, loads=False)
@@ -375,7 +417,7 @@ def _fork(
             f"total_steps is {plan.run.total_steps}, but the original run has already made {meta['env_steps']} env "
             "steps, which count toward the budget; give more."
         )
-    return replace(plan, state=state).on_devices()
+    return replace(plan, state=state).on_devices(hosts)
 
 
 def _shapes(state: TrainState) -> dict[str, str]:
@@ -397,13 +439,34 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
             "checkpoint_replay is off: checkpoints leave out the replay and stored rollouts, so a run that is stopped "
             "and resumed differs from one that is not."
         )
+    hosts = plan.sharding.hosts
+    hosts.on_stop, hosts.run = loop.stop, directory.path
     result = _result(plan, directory, loop.run())
+    hosts.order("end")
     try:
         if result.metrics:  # empty if the run was stopped while compiling
             learning_curve({directory.path.name: result.metrics}, directory.curve, texts=plan.coefficient_texts)
     except Exception as error:  # the run is complete, whatever becomes of its picture
         loop.warn(f"The learning curve could not be drawn ({type(error).__name__}: {error}); the run is complete.")
     return result
+
+
+def _share_directory(plan: Plan, directory: RunDirectory) -> None:
+    """Tell all processes where the run is, and wait until they see it."""
+    path = directory.path.absolute()
+    plan.sharding.hosts.order("see", run=str(path), status=(path / "status.json").read_text())
+    plan.sharding.hosts.answers()
+
+
+def _follow(plan: Plan, resumes: bool = False) -> Result:
+    """Take part in a run that process 0 of several leads."""
+    hosts = plan.sharding.hosts
+    order = hosts.next_order()
+    directory = RunDirectory(Path(order["run"]))
+    wait_for(directory.status, order["status"])
+    hosts.answer()
+    hosts.run = directory.path
+    return _result(plan, directory, follow(plan, directory, resumes))
 
 
 def _result(plan: Plan, directory: RunDirectory, state: TrainState) -> Result:

@@ -79,13 +79,23 @@ def restore(array: np.ndarray, described: dict[str, Any], like: Any) -> Any:
             key = jax.random.wrap_key_data(jnp.asarray(array), impl=described["key_impl"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"Leaf {described['path']} of a checkpoint is not a random key.") from error
-        return jax.device_put(key, sharding)
+        return placed(key, sharding)
     if _is_extension(like.dtype):
         array = array.view(like.dtype)
     if isinstance(like, np.ndarray | np.generic):
         return array if isinstance(like, np.ndarray) else array[()]
-    placed = jax.device_put(array, sharding)
-    return placed if placed.dtype == array.dtype else array  # keep an int64 in NumPy if JAX would cut it to int32
+    found = placed(array, sharding)
+    return found if found.dtype == array.dtype else array  # keep an int64 in NumPy if JAX would cut it to int32
+
+
+def placed(leaf: Any, sharding: Any) -> Any:
+    """Return an array, which every process has, on devices, some of which may belong to other processes."""
+    if sharding is None or sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    if is_key(leaf):
+        return jax.random.wrap_key_data(placed(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
+    whole = np.asarray(leaf)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda place: whole[place])
 
 
 def check_fits(path: Path, saved: list[dict[str, Any]], wanted: dict[str, Any]) -> None:

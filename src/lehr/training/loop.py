@@ -14,6 +14,7 @@ from lehr.errors import InputError
 from lehr.files import refuse_link
 from lehr.report.loggers import Progress
 from lehr.training import checkpoint, compile_times, signals
+from lehr.training.checkpoint_files import MEMORY
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -38,6 +39,7 @@ _SOUND_META: dict[str, Callable[[Any], bool]] = {
     "best": lambda value: value is None or _is_number(value),
     "best_update": lambda value: value is None or isinstance(value, int),
     "devices": lambda value: value is None or isinstance(value, int),
+    "processes": lambda value: value is None or isinstance(value, int),
     "data": lambda value: (
         value is None or (isinstance(value, dict) and all(isinstance(x, str) for x in value.values()))
     ),
@@ -150,8 +152,13 @@ class Loop:
         self._report_changed(meta.get("data") or {})
         if (before := meta.get("devices", 1)) != (now := self.plan.sharding.devices):
             self.warn(
-                f"The run was on {_devices(before)} and goes on with {now}: each device has random numbers of its own, "
-                "so it will differ from one that was not stopped."
+                f"The run was on {_counted(before, 'device')} and goes on with {now}: each device has random numbers "
+                "of its own, so it will differ from one that was not stopped."
+            )
+        elif (before := meta.get("processes", 1)) != (now := self.plan.sharding.hosts.count):
+            self.warn(
+                f"The run had {_counted(before, 'process')} and goes on with {now}: sums over devices are made in "
+                "another order, so it may differ by rounding from one that was not stopped."
             )
         if meta.get("without_memory"):
             self.warn(
@@ -184,7 +191,7 @@ class Loop:
     def run(self) -> Any:
         """Run all chunks until the run ends or stops, and return the last state."""
         try:
-            stopping = signals.handled(self._stop)
+            stopping = signals.handled(self.stop)
             closing = self._closed("The environments", self.runner), self._closed("A logger", self.record)
             with self._files(), stopping, closing[0], self.progress, closing[1]:
                 self.directory.write_status("running")
@@ -232,6 +239,7 @@ class Loop:
 
     def _advance(self, count: int) -> tuple[Any, int]:
         """Dispatch `count` updates; return their metrics and how many there are: fewer if an environment failed."""
+        self.plan.sharding.hosts.order("advance", updates=count)
         try:
             self.state, rows = self.runner.advance(self.state, count)
         except Interrupted as interrupted:
@@ -245,6 +253,7 @@ class Loop:
         with self.progress.waiting(
             f"compiling {self.plan.algorithm} on {self.plan.run.env.strip('<>')}", compile_times.last_time(key)
         ):
+            self.plan.sharding.hosts.order("begin", updates=self.start)
             self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin
         compile_times.remember(key, self.compile_seconds)
@@ -323,18 +332,20 @@ class Loop:
             "elapsed": time.perf_counter() - self.begin,
             "env_steps": self.done * self.plan.program.steps_per_update,
             "devices": self.plan.sharding.devices,
+            **({"processes": hosts.count} if (hosts := self.plan.sharding.hosts).count > 1 else {}),
             **self.record.save(self.done),
         }
         if self.plan.loaded.sources:
             meta["data"] = dict(self.plan.loaded.sources)
+        with_memory = self.plan.run.checkpoint_replay == "on"
         checkpoint.save(
             self.directory.checkpoints,
-            self.state.saved,
+            self.plan.sharding.whole(self.state.saved, without=lambda path: not with_memory and MEMORY.match(path)),
             self.done,
             meta,
             self.plan.run.keep_checkpoints,
             self.record.protected(),
-            memory=self.plan.run.checkpoint_replay == "on",
+            memory=with_memory,
         )
         self.saved, self.saved_at = self.done, time.perf_counter()
 
@@ -400,13 +411,13 @@ class Loop:
             except Exception as error:
                 self.warn(f"{what} could not be closed ({type(error).__name__}: {error}); the run is not affected.")
 
-    def _stop(self, reason: str) -> None:
+    def stop(self, reason: str) -> None:
         """Stop the run after the current chunk."""
         self.verdict.stop_reason = reason
 
 
-def _devices(number: int) -> str:
-    return "1 device" if number == 1 else f"{number} devices"
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('s') else 's'}"
 
 
 def _next_count(count: int, pace: float, unit: int = 1, most: int = MOST_UPDATES) -> int:

@@ -27,6 +27,7 @@ from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box, Spaces
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
+from lehr.training.hosts import ALONE, Hosts
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
 from lehr.training.runners.device import metric_names
 from lehr.training.runners.host import complete
@@ -185,13 +186,13 @@ class Plan:
         """Convert an interval in env steps to updates, at least 1."""
         return max(1, round(env_steps / self.program.steps_per_update))
 
-    def on_devices(self) -> "Plan":
-        """Return the plan with its state shared between the devices that the settings name."""
+    def on_devices(self, hosts: Hosts = ALONE) -> "Plan":
+        """Return the plan with its state shared between the devices that the settings name, of all processes."""
 
         def trace(sharding: RunSharding) -> None:
             metric_names(self.program, self.state, sharding=sharding)
 
-        sharding, notes = share(self.program, self.state, self.run.devices, trace)
+        sharding, notes = share(self.program, self.state, self.run.devices, trace, hosts)
         return replace(self, state=sharding.place(self.state), sharding=sharding, notes=(*self.notes, *notes))
 
     def policy(self, state: TrainState) -> Policy:

@@ -7,7 +7,7 @@ with any number of devices.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +19,9 @@ from lehr.envs import HostEnvironment
 from lehr.envs.wrappers import ResetPool
 from lehr.errors import InputError
 from lehr.maths import across
+from lehr.training.hosts import ALONE, Hosts
+from lehr.training.leaves import placed
+from lehr.training.parts import copies, gathered, spread_over_hosts
 from lehr.training.program import Program, initial_state
 from lehr.types import PyTree, TrainState
 
@@ -35,6 +38,8 @@ class RunSharding:
     """A `TrainState` with the `PartitionSpec` of each leaf."""
     pool: int = 0
     """States in each device's `ResetPool`."""
+    hosts: Hosts = field(default=ALONE, compare=False)
+    """The processes that the devices belong to."""
 
     @property
     def devices(self) -> int:
@@ -65,7 +70,8 @@ class RunSharding:
             return state
         if isinstance(pool := state.actor.resets, ResetPool):
             state = state._replace(actor=state.actor._replace(resets=pool.refilled(self.pool, self.devices)))
-        return jax.device_put(state, jax.tree.map(partial(NamedSharding, self.mesh), self.specs))
+        shardings = jax.tree.map(partial(NamedSharding, self.mesh), self.specs)
+        return jax.device_put(state, shardings) if self.hosts.count == 1 else jax.tree.map(placed, state, shardings)
 
     def differing(self, state: TrainState) -> list[str]:
         """Return the paths of the arrays that all devices should have a copy of, but whose copies differ.
@@ -73,20 +79,34 @@ class RunSharding:
         They do if what an algorithm of the user's own computes from a device's rollout goes into its state, and not
         through `lehr.maths.across`. From then on, each device would train another agent.
         """
-        found = []
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            if self.mesh is not None and leaf.is_fully_replicated:
-                plain = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-                copies = {np.asarray(shard.data).tobytes() for shard in plain.addressable_shards}
-                found += [jax.tree_util.keystr(path)] if len(copies) > 1 else []
-        return found
+        if self.mesh is None:
+            return []
+        self.hosts.order("compare")
+        found = [copies(state), *(answer["copies"] for answer in self.hosts.answers())]
+        return [path for path in found[0] if len(set().union(*(one[path] for one in found))) > 1]
+
+    def whole(self, state: TrainState, without: Callable[[str], Any] = lambda path: False) -> TrainState:
+        """Return the state with all arrays whole in this process, which leads; except those at some paths."""
+        if self.hosts.count == 1:
+            return state
+        paths = [path for path in spread_over_hosts(state) if not without(path)]
+        self.hosts.order("send", paths=paths)
+
+        def gather(path: Any, leaf: Any) -> Any:
+            return gathered(leaf, self.hosts.answers()) if jax.tree_util.keystr(path) in paths else leaf
+
+        return jax.tree_util.tree_map_with_path(gather, state)
 
 
 ONE_DEVICE = RunSharding()
 
 
 def share(
-    program: Program, state: TrainState, wanted: int | Literal["all"], trace: Callable[[RunSharding], object]
+    program: Program,
+    state: TrainState,
+    wanted: int | Literal["all"],
+    trace: Callable[[RunSharding], object],
+    hosts: Hosts = ALONE,
 ) -> tuple[RunSharding, tuple[str, ...]]:
     """Choose the devices of a run; return how its state is placed on them, and what to tell the user.
 
@@ -95,8 +115,9 @@ def share(
         state: its initial state.
         wanted: a number of devices, or all; then fewer are used if they cannot share the run equally.
         trace: traces an update; an `InputError` says what the devices cannot share equally.
+        hosts: the processes of the run, each of which gives equally many devices.
     """
-    found = available(wanted)
+    found = available(wanted, hosts)
     most = len(found)
     if isinstance(program.env, HostEnvironment):
         if wanted not in ("all", 1):
@@ -104,13 +125,18 @@ def share(
                 f"devices is {wanted}, but {program.env.name} runs on the host, and a run with host environments "
                 "learns on one device; drop devices."
             )
+        if hosts.count > 1:
+            raise InputError(
+                f"This run has {hosts.count} processes, but {program.env.name} runs on the host, and a run with host "
+                "environments learns on one device; drop distributed, or use actors."
+            )
         most = 1
-    for number in range(most, 1, -1):
+    for number in range(most, max(1, hosts.count - 1), -hosts.count):
         try:
-            sharding = _over(found[:number], program, state)
+            sharding = replace(_over(_first_of_each(found, number, hosts), program, state), hosts=hosts)
             trace(sharding)
         except InputError as error:
-            if wanted == "all":
+            if wanted == "all" and number > hosts.count:
                 continue
             raise InputError(f"With devices={number}, each device has a share of the run: {error}") from error
         return sharding, _fewer(number, most)
@@ -161,15 +187,28 @@ def first_copy(tree: PyTree) -> PyTree:
     return jax.tree.map(one, tree)
 
 
-def available(wanted: int | Literal["all"]) -> list[Any]:
-    """Return the devices of this process that a run may use: a number of them, or all."""
-    found = jax.local_devices()
+def _first_of_each(devices: Sequence[Any], number: int, hosts: Hosts) -> list[Any]:
+    """Choose a number of the devices, equally many of each process, in the order of processes."""
+    each = len(devices) // hosts.count
+    return [device for place, device in enumerate(devices) if place % each < number // hosts.count]
+
+
+def available(wanted: int | Literal["all"], hosts: Hosts = ALONE) -> list[Any]:
+    """Return the devices that a run may use, equally many of each process: a number of them, or all."""
+    each = hosts.devices()
+    least = min(map(len, each))
+    found = [device for devices in each for device in devices[:least]]
     if wanted == "all":
         return found
+    if wanted % hosts.count:
+        raise InputError(
+            f"devices is {wanted}, which {hosts.count} processes cannot share equally; choose a multiple of "
+            f"{hosts.count}, or all."
+        )
     if not 1 <= wanted <= len(found):
         are, allowed = ("is 1", "1") if len(found) == 1 else (f"are {len(found)}", f"a number from 1 to {len(found)}")
         raise InputError(f"devices is {wanted}, but there {are}; give {allowed}, or all.")
-    return found[:wanted]
+    return _first_of_each(found, wanted, hosts)
 
 
 # Populations ---------------------------------------------------------------------------------------------------------

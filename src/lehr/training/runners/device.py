@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lehr import kernels
 from lehr.training.iteration import iteration, next_rollout
@@ -24,15 +25,15 @@ class DeviceRunner:
     def compile(self, state: TrainState) -> None:
         """Compile the program, once for chunks of any length."""
         program = jax.jit(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), donate_argnums=0)
-        self._compiled = program.lower(state, jnp.int32(1)).compile()
+        self._compiled = program.lower(state, np.int32(1)).compile()
 
     def begin(self, state: TrainState) -> TrainState:
         """Return the state, with statistics of the observations of a first rollout if the run normalises them."""
-        return measured_first(lambda state: self._compiled(state, jnp.int32(1))[0], state)
+        return measured_first(lambda state: self._compiled(state, np.int32(1))[0], state)
 
     def advance(self, state: TrainState, count: int) -> tuple[TrainState, jax.Array]:
         """Dispatch a chunk and return before the device has finished it."""
-        return self._compiled(state, jnp.int32(count))
+        return self._compiled(state, np.int32(count))
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
