@@ -94,9 +94,9 @@ class Configured:
     """What it must have in common with the other members of a population."""
 
     @classmethod
-    def of(cls, algorithm: Any, settings: Mapping[str, Any]) -> "Configured":
-        """Parse and check the settings of a member."""
-        configs = config.build(settings_classes(algorithm, settings), settings)
+    def of(cls, algorithm: Any, settings: Mapping[str, Any], classes: list[type] | None = None) -> "Configured":
+        """Parse and check the settings of a member, whose classes may be known already."""
+        configs = config.build(settings_classes(algorithm, settings) if classes is None else classes, settings)
         run, own, _, reward = configs
         found = config.coefficients(own, run.total_steps) | config.coefficients(reward, run.total_steps)
         used = {name: one for name, one in found.items() if name not in own.unused}
