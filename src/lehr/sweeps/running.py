@@ -21,8 +21,7 @@ from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
-from lehr.training.population import Configured, Population, make_population, refuse_host
-from lehr.training.runners.device import metric_names
+from lehr.training.population import Configured, Population, make_population, refuse_host, trace_update
 from lehr.training.runners.population import Evolution, TooLarge
 from lehr.training.sharding import available
 
@@ -82,6 +81,15 @@ class WaveTrainer:
         other = copy.copy(self)
         other.progress, other._bases, other._known = False, {}, {}
         return other
+
+    def know(self, configurations: Iterable[Configuration]) -> None:
+        """Remember settings that are parsed already."""
+        self._known |= {repr(one.settings): one.parsed for one in configurations}
+
+    def use(self, base: "Base") -> None:
+        """Train the members of its group with the program of this plan, instead of assembling it again."""
+        run = replace(base.plan.run, tensorboard=False, progress=self.progress)
+        self._bases = {base.group: replace(base.plan, run=run)}
 
     def group(self, member: Member) -> Any:
         """What the members of a wave must have in common: the program that they need; seeds do not matter."""
@@ -239,8 +247,7 @@ class Waves:
         """The size of a wave with idle places, so that all devices of this machine have equally many members."""
         if self.devices is not None or (self.trainer.make_evolution is not None and not member.fresh):
             return size
-        used = min(size, self.trainer.number_of_devices(member))
-        return -(-size // used) * used
+        return _shared(size, self.trainer.number_of_devices(member))
 
     def _split(self, wave: Wave, needs: str) -> None:
         """Halve a wave, and all others of its group that are as large and have not begun.
@@ -282,6 +289,21 @@ class Waves:
             raise Stopped(trained.stop_reason)
 
 
+def _shared(size: int, devices: int) -> int:
+    """The size of a wave, with idle places so that all devices have equally many members."""
+    used = min(size, devices)
+    return -(-size // used) * used
+
+
+class Base(NamedTuple):
+    """A program that is assembled already."""
+
+    group: Any
+    """What the members that can be trained with it have in common."""
+    plan: Plan
+    """That of one of them."""
+
+
 class Estimate(NamedTuple):
     """What a sweep needs, before anything is compiled."""
 
@@ -291,23 +313,43 @@ class Estimate(NamedTuple):
     """The state of a member of the largest group."""
     evolution: Evolution | None
     """What changes the members of the first group while they train."""
+    base: Base
+    """The program of the first group."""
 
 
-def estimate(definition: Definition, configurations: Sequence[Configuration], env: AnyEnvironment | None) -> Estimate:
+def estimate(
+    definition: Definition,
+    configurations: Sequence[Configuration],
+    env: AnyEnvironment | None,
+    wave_size: int | None = None,
+) -> Estimate:
     """Estimate what a sweep needs; the rollouts and the gradients come on top.
 
     One configuration of each program is assembled and traced, so what cannot be trained is an error here, before
     anything is.
     """
-    first: dict[Any, Configuration] = {}
+    groups: dict[Any, list[Configuration]] = {}
     for configuration in configurations:
-        first.setdefault(definition.space.group(configuration.point), configuration)
-    sizes, found = [], []
+        groups.setdefault(configuration.parsed.group, []).append(configuration)
+    sizes, found, bases = [], [], []
     changes = make_changes(definition)
-    for configuration in first.values():
-        plan = make_plan(definition.algorithm, configuration.settings, env)
+    for group, alike in groups.items():
+        plan = make_plan(definition.algorithm, alike[0].settings, env)
         refuse_host(plan)
-        metric_names(plan.program, plan.state, members=2)  # traces an update: minibatches of unequal size fail there
+        # Minibatches of unequal size fail here.
+        trace_update(plan, [one.parsed.coefficients for one in alike], _per_device(definition, plan, alike, wave_size))
         sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.state)))
         found.append(None if changes is None else changes(plan))
-    return Estimate(len(first), max(sizes), found[0])
+        bases = bases or [Base(group, plan)]
+    return Estimate(len(groups), max(sizes), found[0], bases[0])
+
+
+def _per_device(definition: Definition, plan: Plan, alike: Sequence[Configuration], wave_size: int | None) -> int:
+    """How many members each device will probably train at once; if not, an update is traced once more."""
+    total = len(alike) * len(definition.seeds)
+    places = definition.halving.places if definition.halving is not None else None
+    size = min(total, wave_size or total, places or total)
+    devices = jax.local_device_count() if plan.run.devices == "all" else plan.run.devices
+    if make_changes(definition) is None:
+        size = _shared(-(-total // -(-total // size)), devices)
+    return size // max(count for count in range(1, devices + 1) if size % count == 0)

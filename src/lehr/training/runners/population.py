@@ -109,8 +109,7 @@ class PopulationRunner:
         sharding: MemberSharding = MEMBERS_ON_ONE_DEVICE,
     ) -> None:
         self.program, self.window, self.evolution, self.sharding = program, window, evolution, sharding
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.members)
-        names = metric_names(program, one, state.size // sharding.devices)
+        names = metric_names(program, one_member(state.members), state.size // sharding.devices)
         self.names = (*names, *(evolution.names if evolution is not None else ()))
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
@@ -139,6 +138,11 @@ class PopulationRunner:
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
+
+
+def one_member(members: TrainState) -> TrainState:
+    """The shapes of the state of one member, from those of all."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), members)
 
 
 @functools.lru_cache(maxsize=2)
