@@ -372,7 +372,7 @@ def test_the_same_results_give_the_same_page(example, tmp_path, page):
 
 
 def test_without_plotly_the_error_tells_what_to_install(monkeypatch, tmp_path):
-    report._plotly.cache_clear()
+    report._library.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(InputError, match=r"pip install 'lehr\[sweeps\]'"):
         write_report(example_results(2, 2), tmp_path / "report.html")

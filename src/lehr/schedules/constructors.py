@@ -257,8 +257,7 @@ def _padded(schedules: Sequence[Schedule], least: int) -> Schedule:
 
     remainders = tuple(together([schedule.remainders[index] for schedule in schedules], 0.0) for index in (0, 1))
     begin, length, stop, start, end, shape, power = (
-        together([getattr(schedule, name) for schedule in schedules], fill)
-        for name, fill in _PADDING.items()
+        together([getattr(schedule, name) for schedule in schedules], fill) for name, fill in _PADDING.items()
     )
     return Schedule.tree_unflatten(None, (begin, length, stop, remainders, start, end, shape, power, None))
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from lehr import algorithms, config
@@ -25,7 +27,7 @@ from lehr.sweeps.gathering import gather, scores
 from lehr.sweeps.headline import verdict
 from lehr.sweeps.lineage import Fit, ancestors, fit
 from lehr.sweeps.ranking import Ranking, rank
-from lehr.sweeps.report import write_report
+from lehr.sweeps.report import prepare_report, write_report
 from lehr.sweeps.results import Results
 from lehr.sweeps.running import Estimate, Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
@@ -33,6 +35,7 @@ from lehr.sweeps.sections import MOST_CONFIGURATIONS, OPTUNA
 from lehr.sweeps.seed_files import write_seeds
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import Status, unused_path
 
 ROUNDS = 8
@@ -111,7 +114,7 @@ def sweep(
         read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
     trainer = _trainer(read, made, progress)
-    with waiting("preparing the members", progress):
+    with waiting("preparing the members", progress), _device_started():
         sampler, need = checked_sampler(read, made, wave_size)
     trainer.use(need.base)
     name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
@@ -234,6 +237,24 @@ def _connected(on: str | None) -> Iterator[Callable[[WaveTrainer], RayDevices] |
 
 
 @contextlib.contextmanager
+def _device_started() -> Iterator[None]:
+    """Start the device in a thread meanwhile: a GPU takes seconds, in which the processor can check settings."""
+
+    use_compilation_cache()
+
+    def start() -> None:
+        with contextlib.suppress(Exception):  # the first use of the device will say what is wrong
+            jax.block_until_ready(jax.random.key(0))
+
+    thread = threading.Thread(target=start, name="lehr-device")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextlib.contextmanager
 def _locked(directory: SweepDirectory) -> Iterator[SweepDirectory]:
     """Hold the lock of a sweep, and write down how it ends."""
     with directory.run:
@@ -260,7 +281,8 @@ def _run(
     is_finished = False
     with contextlib.ExitStack() as stack:
         devices = None if make_devices is None else stack.enter_context(contextlib.closing(make_devices(trainer)))
-        waves = Waves(directory, trainer, wave_size, devices)
+        waves = Waves(directory, trainer, wave_size, devices, meanwhile=prepare_report)
+        stack.callback(waves.close)
         try:
             tried = _search(definition, sampler, directory, waves)
             _confirm(definition, directory, waves, tried)

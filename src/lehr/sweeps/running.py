@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -177,12 +178,19 @@ class Waves:
         trainer: trains the waves.
         size: at most this many members in a wave; by default as many as fit into memory.
         devices: train on these instead of here.
+        meanwhile: called once, in a thread, while the first members train here: the processor has little to do then.
     """
 
     def __init__(
-        self, directory: SweepDirectory, trainer: WaveTrainer, size: int | None = None, devices: Devices | None = None
+        self,
+        directory: SweepDirectory,
+        trainer: WaveTrainer,
+        size: int | None = None,
+        devices: Devices | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         self.directory, self.trainer, self.size, self.devices = directory, trainer, size, devices
+        self._meanwhile = None if meanwhile is None else threading.Thread(target=meanwhile, name="lehr-meanwhile")
         self.waves = directory.read_waves()
         self._compile_seconds = 0.0
 
@@ -190,6 +198,11 @@ class Waves:
     def compile_seconds(self) -> float:
         """Time spent compiling, in all waves."""
         return self._compile_seconds if self.devices is None else self.devices.compile_seconds
+
+    def close(self) -> None:
+        """Wait until what was begun while members trained is done."""
+        if self._meanwhile is not None and self._meanwhile.is_alive():
+            self._meanwhile.join()
 
     def train(self, members: Sequence[Member]) -> None:
         """Train members, unless they are trained already."""
@@ -281,12 +294,16 @@ class Waves:
         """Train a wave here."""
         title = f"wave {wave.number + 1} of {len(self.waves)}  " if len(self.waves) > 1 else ""
         try:
-            trained = self.trainer.train(wave, self.directory.wave_path(wave.number), title)
+            trained = self.trainer.train(wave, self.directory.wave_path(wave.number), title, self._begin_meanwhile)
         except TooLarge as error:
             raise WaveTooLarge(wave, str(error)) from error
         self._compile_seconds += trained.compile_seconds
         if trained.stop_reason is not None:
             raise Stopped(trained.stop_reason)
+
+    def _begin_meanwhile(self, steps: int, latest: dict[str, Any]) -> None:
+        if self._meanwhile is not None and self._meanwhile.ident is None:
+            self._meanwhile.start()
 
 
 def _shared(size: int, devices: int) -> int:

@@ -1,12 +1,14 @@
 """The record of a population: the metrics of all members, in columns."""
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from lehr.acting.evaluation import Evaluator, evaluate_many, evaluation_metrics
+from lehr.acting.evaluation import Evaluator, compile_many, evaluate_many, evaluation_metrics
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
 from lehr.training import checkpoint, columns
@@ -15,7 +17,7 @@ from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import PopulationState
-from lehr.types import derive
+from lehr.types import PyTree, derive
 
 ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
@@ -74,13 +76,18 @@ class PopulationRecord:
         self.frozen = set(course.members(state)[frozen].tolist())
         """The members whose freezing was reported."""
         assert not isinstance(plan.env, HostEnvironment)
-        self.evaluator = Evaluator(plan.env, plan.policy(state.members).program, plan.run.evaluate_episodes)
+        policy = plan.policy(state.members)
+        self.evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
+        self._compiling = threading.Thread(target=self._compile, args=_shapes((policy.learned, state.members.key)))
+        """Compiles the evaluation while the first members train."""
 
     def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
         """Evaluate the members, each as a run of its own would be, and save those that do not keep their places."""
         ended = self.course.ended(state)
         if self.plan.run.evaluate_episodes == 0 or (ended is not None and not ended.any()):
             return {}
+        if self._compiling.is_alive():
+            self._compiling.join()
         learned = self.plan.policy(state.members).learned
         keys = jax.vmap(lambda key, updates: derive(key, "evaluate", updates))(state.members.key, state.members.updates)
         greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
@@ -89,6 +96,10 @@ class PopulationRecord:
             return found
         self._save_ended(state, ended)
         return {name: np.where(ended, values, np.nan) for name, values in found.items()}
+
+    def _compile(self, learned: Any, keys: Any) -> None:
+        with contextlib.suppress(Exception):  # the evaluation will raise it
+            compile_many(self.evaluator, learned, keys)
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
         """Save the states of members whose places are given away, each in a directory with its number."""
@@ -106,6 +117,8 @@ class PopulationRecord:
     def log(self, chunk: Chunk, evaluation: dict[str, Any], is_whole: bool) -> None:
         """Keep the rows until the next checkpoint, and report members that were frozen."""
         rows, size = chunk.table.shape[:2]
+        if self._compiling.ident is None and self.plan.run.evaluate_episodes:
+            self._compiling.start()
         ends = np.minimum(chunk.begin + self.unit * np.arange(1, rows + 1), chunk.begin + chunk.updates)
         found = {"update": ends, "env_steps": ends * self.plan.program.steps_per_update}
         found |= {name: chunk.table[:, :, index] for index, name in enumerate(self.names)}
@@ -176,6 +189,10 @@ class PopulationRecord:
 
     def close(self) -> None:
         """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
+
+
+def _shapes(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np.ndarray:
