@@ -1,6 +1,5 @@
 """Evaluate a policy over whole episodes, in parallel environments."""
 
-import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -66,39 +65,16 @@ MOST_TOGETHER = 1 << 17
 """Maximum number of parallel environments when many policies are evaluated; the policies then come in batches."""
 
 
-def evaluate_many(evaluator: Evaluator, learned: PolicyParameters, keys: Key, greedy: bool) -> EpisodeResults:
-    """Evaluate the policies of a population, leaves `[P, ...]`, with one key each; the results are `[P, episodes]`."""
-    leaves = jax.tree.leaves((learned, keys))
-    if any(len(leaf.sharding.device_set) > 1 for leaf in leaves):
-        program: Any = partial(_run_many, evaluator, _batch(evaluator))
-    else:
-        program = compile_many(evaluator, learned, keys)
-    returns, lengths = program(learned, keys, jnp.bool(greedy))
-    return EpisodeResults(*(np.asarray(x).reshape(len(keys), -1) for x in (returns, lengths)))
-
-
-def compile_many(evaluator: Evaluator, learned: PolicyParameters, keys: Key) -> Any:
-    """Compile `evaluate_many` for arguments of these shapes, on one device; a second call returns the same program."""
-    leaves, structure = jax.tree.flatten((learned, keys))
-    return _compiled_many(evaluator, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
-
-
-@functools.lru_cache(maxsize=2)
-def _compiled_many(evaluator: Evaluator, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Any:
-    learned, keys = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*shape) for shape in shapes])
-    greedy = jax.ShapeDtypeStruct((), bool)
-    return _run_many.lower(evaluator, _batch(evaluator), learned, keys, greedy).compile()
-
-
-def _batch(evaluator: Evaluator) -> int:
-    """How many policies are evaluated at once."""
-    return max(1, MOST_TOGETHER // (evaluator.episodes * evaluator.env.num_agents))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _run_many(
-    evaluator: Evaluator, batch: int, learned: PolicyParameters, keys: Key, greedy: jax.Array
+def run_many(
+    evaluator: Evaluator, learned: PolicyParameters, keys: Key, greedy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+    """Evaluate the policies of a population, leaves `[P, ...]`, with one key each; a part of a compiled program.
+
+    Returns:
+        the returns and the lengths, `[P, episodes, ...]`, with an axis for the agents if there are several.
+    """
+    batch = max(1, MOST_TOGETHER // (evaluator.episodes * evaluator.env.num_agents))
+
     def one(given: tuple[PolicyParameters, Key]) -> tuple[jax.Array, jax.Array]:
         return _run(evaluator, *given, greedy)
 

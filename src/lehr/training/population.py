@@ -81,7 +81,7 @@ class Population:
             make_runner=lambda plan, warn: PopulationRunner(
                 plan.program, plan.state, self.window, self.evolution, self.sharding
             ),
-            make_record=partial(PopulationRecord, self.labels, self.window, self.course),
+            make_record=partial(PopulationRecord, self.labels, self.window, self.course, self.sharding),
             make_progress=make_progress,
             restore=_restore,
             course=self.course,

@@ -1,14 +1,18 @@
 """The record of a population: the metrics of all members, in columns."""
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lehr.acting.evaluation import Evaluator, compile_many, evaluate_many, evaluation_metrics
+from lehr.acting.evaluation import EpisodeResults, Evaluator, evaluation_metrics, run_many
+from lehr.acting.policy import PolicyParameters
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
 from lehr.training import checkpoint, columns
@@ -17,7 +21,8 @@ from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import PopulationState
-from lehr.types import PyTree, derive
+from lehr.training.sharding import MemberSharding
+from lehr.types import Key, derive
 
 ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
@@ -35,6 +40,7 @@ class PopulationRecord:
         labels: the name of each member, for the user; members beyond these only fill the population up.
         window: number of updates of a row.
         course: when members come to their end.
+        sharding: how the members are placed on devices.
         plan: that of the loop.
         directory: the directory.
         names: the names of the metrics, in column order.
@@ -49,6 +55,7 @@ class PopulationRecord:
         labels: Sequence[str],
         window: int,
         course: Course,
+        sharding: MemberSharding,
         plan: Plan,
         directory: RunDirectory,
         names: tuple[str, ...],
@@ -78,7 +85,10 @@ class PopulationRecord:
         assert not isinstance(plan.env, HostEnvironment)
         policy = plan.policy(state.members)
         self.evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
-        self._compiling = threading.Thread(target=self._compile, args=_shapes((policy.learned, state.members.key)))
+        leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        self.sharding, self._evaluation = sharding, partial(_compiled, self.evaluator, sharding, structure, shapes)
+        self._compiling = threading.Thread(target=self._compile, name="lehr-evaluation")
         """Compiles the evaluation while the first members train."""
 
     def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
@@ -90,16 +100,21 @@ class PopulationRecord:
             self._compiling.join()
         learned = self.plan.policy(state.members).learned
         keys = jax.vmap(lambda key, updates: derive(key, "evaluate", updates))(state.members.key, state.members.updates)
-        greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
-        found = evaluation_metrics(greedy, sampled)
+        found = evaluation_metrics(*(self._results(learned, keys, greedy) for greedy in (True, False)))
         if ended is None:
             return found
         self._save_ended(state, ended)
         return {name: np.where(ended, values, np.nan) for name, values in found.items()}
 
-    def _compile(self, learned: Any, keys: Any) -> None:
+    def _compile(self) -> None:
         with contextlib.suppress(Exception):  # the evaluation will raise it
-            compile_many(self.evaluator, learned, keys)
+            self._evaluation()
+
+    def _results(self, learned: PolicyParameters, keys: Key, greedy: bool) -> EpisodeResults:
+        """The episodes of all members, `[P, episodes]`."""
+        place = self.sharding.place
+        returns, lengths = self._evaluation()(place(learned, 0), place(keys, 0), place(jnp.bool(greedy), None))
+        return EpisodeResults(*(np.asarray(x).reshape(len(keys), -1) for x in (returns, lengths)))
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
         """Save the states of members whose places are given away, each in a directory with its number."""
@@ -191,8 +206,17 @@ class PopulationRecord:
         """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
 
 
-def _shapes(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+@functools.lru_cache(maxsize=2)
+def _compiled(
+    evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
+) -> Any:
+    """Compile an evaluation of policies and keys of these shapes; each device evaluates its own members."""
+    learned, keys = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    run = sharding.spread(partial(run_many, evaluator), (0, 0, None), (0, 0))
+    options: dict[str, Any] = {}
+    if sharding.devices > 1:
+        options = {"in_shardings": (sharding.of(0), sharding.of(0), sharding.of(None)), "out_shardings": sharding.of(0)}
+    return jax.jit(run, **options).lower(learned, keys, jax.ShapeDtypeStruct((), bool)).compile()
 
 
 def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np.ndarray:

@@ -120,7 +120,10 @@ class PopulationRunner:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution, self.sharding)
         self._compiled = _compiled(*static, structure, shapes)
-        if (need := needed_memory(self._compiled)) > memory_size():
+        need = needed_memory(self._compiled)
+        if jax.default_backend() == "cpu":  # its devices share one memory
+            need *= self.sharding.devices
+        if need > memory_size():
             raise TooLarge(f"{need / 2**30:.1f} GiB of {memory_size() / 2**30:.1f} GiB")
 
     def begin(self, state: PopulationState) -> PopulationState:
