@@ -1,5 +1,6 @@
 """The static part of a run, which is fixed at compile time, and its initial state."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -62,9 +63,19 @@ class Program:
         horizon = self.algorithm.config.horizon
         if isinstance(self.env, HostEnvironment):
             return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
-        one = partial(collect, self.env, self.algorithm, horizon=horizon, key=jax.random.key(0), needs=self.needs)
-        with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
-            return jax.eval_shape(one, params, actor, statistics)
+        leaves, structure = jax.tree.flatten((params, actor, statistics))
+        return _collected_shapes(self, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=16)  # the initial state of a run is traced several times
+def _collected_shapes(program: Program, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Collected:
+    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    horizon, needs = program.algorithm.config.horizon, program.needs
+    with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
+        return jax.eval_shape(
+            partial(collect, program.env, program.algorithm, horizon=horizon, key=jax.random.key(0), needs=needs),
+            *given,
+        )
 
 
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:

@@ -19,8 +19,8 @@ from lehr.training.runners.device import measured_first, metric_names, traced_on
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding
 from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
 
-MOST_BYTES = 64 << 20
-"""Maximum size of the metrics of a chunk, which stay on the device until it ends."""
+MOST_BYTES = 16 << 20
+"""Maximum size of the metrics of a chunk, which stay on the device until it ends and are then copied as a whole."""
 
 
 class PopulationState(NamedTuple):
