@@ -87,7 +87,8 @@ class PopulationRecord:
         self.evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
         leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        self.sharding, self._evaluation = sharding, partial(_compiled, self.evaluator, sharding, structure, shapes)
+        self.sharding = sharding
+        self._evaluation = partial(compiled_evaluation, self.evaluator, sharding, structure, shapes)
         self._compiling = threading.Thread(target=self._compile, name="lehr-evaluation")
         """Compiles the evaluation while the first members train."""
 
@@ -207,7 +208,7 @@ class PopulationRecord:
 
 
 @functools.lru_cache(maxsize=2)
-def _compiled(
+def compiled_evaluation(
     evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
 ) -> Any:
     """Compile an evaluation of policies and keys of these shapes; each device evaluates its own members."""
