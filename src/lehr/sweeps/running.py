@@ -348,7 +348,8 @@ def estimate(
     groups: dict[Any, list[Configuration]] = {}
     for configuration in configurations:
         groups.setdefault(configuration.parsed.group, []).append(configuration)
-    sizes, found, bases = [], [], []
+    sizes, found = [], []
+    base: Base | None = None
     changes = make_changes(definition)
     for group, alike in groups.items():
         plan = make_plan(definition.algorithm, alike[0].settings, env)
@@ -357,8 +358,9 @@ def estimate(
         trace_update(plan, [one.parsed.coefficients for one in alike], _per_device(definition, plan, alike, wave_size))
         sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.state)))
         found.append(None if changes is None else changes(plan))
-        bases = bases or [Base(group, plan)]
-    return Estimate(len(groups), max(sizes), found[0], bases[0])
+        base = base or Base(group, plan)
+    assert base is not None
+    return Estimate(len(groups), max(sizes), found[0], base)
 
 
 def _per_device(definition: Definition, plan: Plan, alike: Sequence[Configuration], wave_size: int | None) -> int:

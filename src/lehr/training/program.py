@@ -69,13 +69,12 @@ class Program:
 
 @functools.lru_cache(maxsize=16)  # the initial state of a run is traced several times
 def _collected_shapes(program: Program, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Collected:
+    assert not isinstance(program.env, HostEnvironment)
     given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
-    horizon, needs = program.algorithm.config.horizon, program.needs
+    horizon, key = program.algorithm.config.horizon, jax.random.key(0)
+    one = partial(collect, program.env, program.algorithm, horizon=horizon, key=key, needs=program.needs)
     with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
-        return jax.eval_shape(
-            partial(collect, program.env, program.algorithm, horizon=horizon, key=jax.random.key(0), needs=needs),
-            *given,
-        )
+        return jax.eval_shape(one, *given)
 
 
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:
