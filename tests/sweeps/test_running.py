@@ -11,6 +11,7 @@ from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.sweeps.running import Waves, WaveTooLarge, WaveTrainer
 from lehr.training import checkpoint, population
 from lehr.training.directory import RunDirectory
+from lehr.training.population_record import SETTLED_SECONDS
 from lehr.training.runners import device
 
 from .conftest import DEFINITION, SMALL
@@ -137,8 +138,8 @@ def test_what_is_done_meanwhile_is_done_once_and_waited_for(directory):
     waves = Waves(directory, WaveTrainer("ppo"), meanwhile=lambda: done.append(threading.current_thread()))
     waves.close()
     assert not done
-    for _ in range(2):
-        waves._begin_meanwhile(0, {})
+    for seconds in (0.5 * SETTLED_SECONDS, 2 * SETTLED_SECONDS, 3 * SETTLED_SECONDS):
+        waves._begin_meanwhile(0, {"time/trained": seconds})
     waves.close()
     assert len(done) == 1
     assert done[0] is not threading.current_thread()

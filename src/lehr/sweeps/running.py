@@ -23,6 +23,7 @@ from lehr.training.directory import RunDirectory
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
 from lehr.training.population import Configured, Population, make_population, refuse_host, trace_update
+from lehr.training.population_record import SETTLED_SECONDS
 from lehr.training.runners.population import Evolution, TooLarge
 from lehr.training.sharding import available
 
@@ -302,7 +303,7 @@ class Waves:
             raise Stopped(trained.stop_reason)
 
     def _begin_meanwhile(self, steps: int, latest: dict[str, Any]) -> None:
-        if self._meanwhile is not None and self._meanwhile.ident is None:
+        if self._meanwhile is not None and self._meanwhile.ident is None and latest["time/trained"] > SETTLED_SECONDS:
             self._meanwhile.start()
 
 

@@ -30,6 +30,8 @@ MEMBER = "evolution/member"
 """The metric that says which member is in each place, for populations whose places change members."""
 RUNG_SCORE = "evolution/score"
 """The metric with the score of a member where it is compared with others; NaN elsewhere."""
+SETTLED_SECONDS = 1.0
+"""From then on chunks are long, and other threads of this process hold them up less, since they wait at their ends."""
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
@@ -77,6 +79,8 @@ class PopulationRecord:
         """Rows that are not on disk yet."""
         self.warned = False
         """Whether members that were compared without an episode were reported."""
+        self.seconds = 0.0
+        """Time of training, in this process."""
         self.trained = 0 if meta is None else meta["trained"]
         """Updates of all members together."""
         frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
@@ -133,7 +137,8 @@ class PopulationRecord:
     def log(self, chunk: Chunk, evaluation: dict[str, Any], is_whole: bool) -> None:
         """Keep the rows until the next checkpoint, and report members that were frozen."""
         rows, size = chunk.table.shape[:2]
-        if self._compiling.ident is None and self.plan.run.evaluate_episodes:
+        self.seconds += chunk.end - chunk.start
+        if self._compiling.ident is None and self.plan.run.evaluate_episodes and self.seconds > SETTLED_SECONDS:
             self._compiling.start()
         ends = np.minimum(chunk.begin + self.unit * np.arange(1, rows + 1), chunk.begin + chunk.updates)
         found = {"update": ends, "env_steps": ends * self.plan.program.steps_per_update}
@@ -154,6 +159,7 @@ class PopulationRecord:
         before, rewards = (self.latest.get(name, unknown) for name in ("returns", "rewards"))
         self.latest = {
             "env_steps": self.trained * steps,
+            "time/trained": self.seconds,
             "time/steps_per_second": int(training[-1].sum()) * steps / max(chunk.pace, 1e-9),
             "returns": _last_known(found["episode/return"], members, before),
             "rewards": _last_known(found["rollout/reward"], members, rewards),
