@@ -143,7 +143,7 @@ class WaveTrainer:
         settings += [settings[-1]] * (wave.size - len(settings))  # so that all waves of a group have the same shapes
         group = self.group(wave.members[0])
         if group not in self._bases:
-            self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
+            self._bases = {group: make_plan(self.algorithm, settings[0], self.env, abstract=True)}
         evolution = None if wave.members[0].fresh else self.make_evolution
         parsed = [self._parsed(member) for member in wave.members]
         parsed += [parsed[-1]] * (wave.size - len(parsed))
@@ -353,7 +353,7 @@ def estimate(
     base: Base | None = None
     changes = make_changes(definition)
     for group, alike in groups.items():
-        plan = make_plan(definition.algorithm, alike[0].settings, env)
+        plan = make_plan(definition.algorithm, alike[0].settings, env, abstract=True)
         refuse_host(plan)
         # Minibatches of unequal size fail here.
         trace_update(plan, [one.parsed.coefficients for one in alike], _per_device(definition, plan, alike, wave_size))

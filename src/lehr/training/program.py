@@ -119,6 +119,7 @@ def assemble(
     reward_model: type[RewardModel] = EnvironmentReward,
     reward_settings: Any = None,
     loaded: Loaded | None = None,
+    abstract: bool = False,
 ) -> tuple[Program, TrainState]:
     """Build the program of a run and its initial state.
 
@@ -132,6 +133,7 @@ def assemble(
         reward_model: class of the reward model.
         reward_settings: the reward model's `Config`; all defaults if omitted.
         loaded: what the reward model loads; it loads it here if omitted.
+        abstract: return only the shapes of the state, which is all that a population needs.
     """
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
@@ -146,7 +148,9 @@ def assemble(
         found |= config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     loaded = model.load() if loaded is None else loaded
-    return program, jax.jit(partial(initial_state, program))(coefficients, params, key, loaded.data)
+    make_state = partial(initial_state, program)
+    make_state = partial(jax.eval_shape, make_state) if abstract else jax.jit(make_state)
+    return program, make_state(coefficients, params, key, loaded.data)
 
 
 def build_reward_model(
