@@ -4,7 +4,8 @@
     python bench/ppo.py --gpu        sizes for one large GPU
 
 Everything is on: metrics, all coefficients scheduled, truncation, episode statistics. The ratio is what matters: above
-1, the trainer with all its features is faster than the bare loop without them.
+1, the trainer with all its features is faster than the bare loop without them. PureJaxRL runs beside them if the
+variable PUREJAXRL names its folder (see bench/purejaxrl.py), where its networks have the same sizes.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from typing import Any
 import bare
 import jax
 import jax.numpy as jnp
+import purejaxrl
 
 from lehr.algorithms import ppo
 from lehr.config import coefficients
@@ -62,8 +64,8 @@ def lehr_runners(settings: Settings, variants: dict[str, Settings], network: Set
     return {name: runner(index) for index, name in enumerate(variants)}
 
 
-def bare_runner(num_envs: int, horizon: int, minibatches: int, epochs: int) -> Runner:
-    init, compiled = bare.make(num_envs, horizon, minibatches, epochs)
+def bare_runner(num_envs: int, horizon: int, minibatches: int, epochs: int, hidden: int) -> Runner:
+    init, compiled = bare.make(num_envs, horizon, minibatches, epochs, hidden)
     held = [init(jax.random.key(0))]
 
     def run(updates: int) -> Any:
@@ -88,14 +90,23 @@ def steps_per_second(
     return {name: steps * updates / seconds for name, seconds in best.items()}
 
 
-def compare(num_envs: int, horizon: int, minibatches: int, epochs: int, updates: int, turns: int) -> None:
+def compare(
+    num_envs: int, horizon: int, minibatches: int, epochs: int, updates: int, turns: int, hidden: int = 64
+) -> None:
     sizes = {"num_envs": num_envs, "horizon": horizon, "minibatches": minibatches, "epochs": epochs}
     settings = {**sizes, "minibatching": "segments"}
     variants = {"scheduled": SCHEDULED, "constant": CONSTANT}
-    runners = {"bare": bare_runner(**sizes), **lehr_runners(settings, variants, {})}
+    runners = {
+        "bare": bare_runner(**sizes, hidden=hidden),
+        **lehr_runners(settings, variants, {"hidden_sizes": (hidden, hidden)}),
+    }
+    if hidden == 64 and purejaxrl.is_there():
+        runners["purejaxrl"] = purejaxrl.runner(**sizes, updates=updates)
     found = steps_per_second(runners, num_envs * horizon, updates, turns)
-    row = {**sizes, **{name: round(rate / 1e6, 2) for name, rate in found.items()}}
-    row["lehr / bare"] = round(found["scheduled"] / found["bare"], 3)
+    row = {**sizes, "hidden": hidden, **{name: float(f"{rate / 1e6:.3g}") for name, rate in found.items()}}
+    row |= {
+        f"lehr / {name}": round(found["scheduled"] / found[name], 2) for name in ("bare", "purejaxrl") if name in found
+    }
     row["scheduled / constant"] = round(found["scheduled"] / found["constant"], 3)
     print(json.dumps(row), flush=True)
 
@@ -113,13 +124,20 @@ if __name__ == "__main__":
     parser.add_argument("--gpu", action="store_true", help="use sizes for one large GPU")
     arguments = parser.parse_args()
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; millions of env steps per second")
+    if not purejaxrl.is_there():
+        print(f"without PureJaxRL: {purejaxrl.FOLDER} does not name its folder")
     if arguments.gpu:
         compare(4096, 64, 8, 1, updates=200, turns=3)
         compare(2048, 16, 32, 4, updates=100, turns=3)
         compare(65536, 64, 8, 1, updates=50, turns=3)
+        for hidden in (128, 256):
+            compare(4096, 64, 8, 1, updates=50, turns=3, hidden=hidden)
+        compare(2048, 16, 32, 4, updates=50, turns=3, hidden=256)
         puffer(4096, 64, 8, updates=50, turns=3)
         puffer(16384, 64, 8, updates=20, turns=3)
     else:
         compare(256, 64, 8, 1, updates=10, turns=3)
         compare(64, 16, 8, 4, updates=20, turns=3)
+        compare(4, 128, 4, 4, updates=100, turns=5)  # PureJaxRL's own sizes, and with more environments
+        compare(64, 128, 4, 4, updates=20, turns=3)
         puffer(256, 64, 8, updates=3, turns=2)
