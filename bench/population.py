@@ -4,7 +4,8 @@
     python bench/population.py --gpu                 1, 512 and 2,048 members on one large GPU
 
 CartPole at the sizes that PureJaxRL uses: 4 environments x 128 steps, 4 minibatches x 4 epochs. Each member has
-schedules and a seed of its own, and everything is on; the bare loop is `jax.vmap` of a PPO without any features.
+schedules and a seed of its own, and everything is on; the bare loop is `jax.vmap` of a PPO without any features, on
+one device. On a CPU, members are shared between the cores.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr.training.cores import use_cores
 from lehr.training.population import make_population
 from lehr.training.runners.population import PopulationRunner
 
@@ -74,7 +76,7 @@ class Timed:
 def lehr_population(count: int) -> Timed:
     population = make_population("ppo", members(count))
     state = population.plan.state
-    runner = PopulationRunner(population.plan.program, state, window=8)
+    runner = PopulationRunner(population.plan.program, state, window=8, sharding=population.sharding)
     held = [state]
 
     def run(updates: int) -> None:
@@ -116,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="use sizes for one large GPU")
     arguments = parser.parse_args()
+    use_cores()  # as `lehr sweep` does
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; millions of env steps per second, all members")
     jnp.zeros(()).block_until_ready()
     if arguments.gpu:

@@ -367,12 +367,19 @@ def test_more_curves_than_can_be_seen_are_drawn_evenly_by_place():
     assert np.diff(places).max() <= 3
 
 
+def test_arrays_are_rounded_as_numbers_are():
+    rng = np.random.default_rng(0)
+    values = np.append(rng.normal(size=1998) * 10 ** rng.uniform(-9, 9, 1998), [np.nan, -0.0]).reshape(4, 5, 100)
+    assert plain(values) == plain(values.tolist())
+    assert plain(np.zeros((2, 0))) == [[], []]
+
+
 def test_the_same_results_give_the_same_page(example, tmp_path, page):
     assert page_of(example, tmp_path).source == page.source
 
 
 def test_without_plotly_the_error_tells_what_to_install(monkeypatch, tmp_path):
-    report._plotly.cache_clear()
+    report._library.cache_clear()
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(InputError, match=r"pip install 'lehr\[sweeps\]'"):
         write_report(example_results(2, 2), tmp_path / "report.html")

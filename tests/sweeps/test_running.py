@@ -1,14 +1,20 @@
 """Which members are trained together, on one device or several."""
 
+import threading
+
 import pytest
 
 from lehr.errors import InputError
-from lehr.sweeps.directory import Member, SweepDirectory
+from lehr.sweeps.api import checked_sampler, members_of
+from lehr.sweeps.definition import Definition
+from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.sweeps.running import Waves, WaveTooLarge, WaveTrainer
-from lehr.training import checkpoint
+from lehr.training import checkpoint, population
 from lehr.training.directory import RunDirectory
+from lehr.training.population_record import SETTLED_SECONDS
+from lehr.training.runners import device
 
-from .conftest import SMALL
+from .conftest import DEFINITION, SMALL
 
 
 class FakeDevices:
@@ -98,3 +104,42 @@ def test_a_member_that_does_not_fit_alone_is_one_sentence(directory):
     waves = Waves(directory, WaveTrainer("ppo"), None, FakeDevices(most=0))
     with pytest.raises(InputError, match=r"^One member of the sweep needs 2.0 GiB of 1.0 GiB; reduce num_envs, "):
         waves.train(members(8, 8))
+
+
+def test_settings_are_parsed_once_and_an_update_is_traced_once(directory, monkeypatch):
+    counts = {"parsed": 0, "traced": 0}
+
+    def counted(name, function):
+        def call(*given, **options):
+            counts[name] += 1
+            return function(*given, **options)
+
+        return call
+
+    monkeypatch.setattr(population.config, "build", counted("parsed", population.config.build))
+    monkeypatch.setattr(device, "iteration", counted("traced", device.iteration))
+    definition = Definition.from_mapping({**DEFINITION, "settings": {**SMALL, "horizon": 24}})
+    counts["parsed"] = 0
+    sampler, need = checked_sampler(definition)
+    asked = sampler.ask(100)
+    trainer = WaveTrainer("ppo", progress=False)
+    trainer.use(need.base)
+    trainer.know(asked)
+    wave = Wave(0, tuple(members_of(asked, definition.seeds)), 8)
+    made = trainer._population(wave, [member.label for member in wave.members])
+    made.loop(directory.run, lambda *given, **options: None)
+    assert len(made.labels) == 8
+    assert counts["parsed"] == 4 + 1  # each configuration, and the one whose program is assembled
+    assert counts["traced"] == 1
+
+
+def test_what_is_done_meanwhile_is_done_once_and_waited_for(directory):
+    done = []
+    waves = Waves(directory, WaveTrainer("ppo"), meanwhile=lambda: done.append(threading.current_thread()))
+    waves.close()
+    assert not done
+    for seconds in (0.5 * SETTLED_SECONDS, 2 * SETTLED_SECONDS, 3 * SETTLED_SECONDS):
+        waves._begin_meanwhile(0, {"time/trained": seconds})
+    waves.close()
+    assert len(done) == 1
+    assert done[0] is not threading.current_thread()

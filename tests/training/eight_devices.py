@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import lehr
 from bench.collectives import collectives
 from lehr import algorithms
+from lehr.acting.evaluation import Evaluator
 from lehr.algorithms import a2c
 from lehr.envs import make
 from lehr.envs.builtin.classic import CartPole
@@ -25,6 +26,7 @@ from lehr.training.hosts import Hosts
 from lehr.training.iteration import learn, next_rollout
 from lehr.training.plan import make_plan
 from lehr.training.population import make_population
+from lehr.training.population_record import compiled_evaluation
 from lehr.training.record import RunFailed
 from lehr.training.runners.device import DeviceRunner, traced_once
 from lehr.training.runners.population import PopulationRunner
@@ -270,6 +272,23 @@ def test_members_of_a_population_are_shared_without_communication():
     assert {shard.data.shape for shard in eight.members.updates.addressable_shards} == {(2,)}
     close(one.members.learner, eight.members.learner)
     close(rows, same_rows)
+
+
+def test_each_device_evaluates_its_own_members():
+    found = []
+    for devices in (1, 8):
+        settings = [{**SMALL, **STEPS, "devices": devices, "seed": seed, "evaluate_episodes": 2} for seed in range(16)]
+        population = make_population("ppo", settings)
+        state = population.plan.state
+        policy = population.plan.policy(state.members)
+        leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        evaluator = Evaluator(population.plan.env, policy.program, 2)
+        compiled = compiled_evaluation(evaluator, population.sharding, structure, shapes)
+        assert collectives(compiled.as_text()) == []
+        place = population.sharding.place
+        found.append(compiled(place(policy.learned, 0), place(state.members.key, 0), place(jnp.bool(True), None)))
+    close(*found)
 
 
 @pytest.mark.long

@@ -65,17 +65,16 @@ MOST_TOGETHER = 1 << 17
 """Maximum number of parallel environments when many policies are evaluated; the policies then come in batches."""
 
 
-def evaluate_many(evaluator: Evaluator, learned: PolicyParameters, keys: Key, greedy: bool) -> EpisodeResults:
-    """Evaluate the policies of a population, leaves `[P, ...]`, with one key each; the results are `[P, episodes]`."""
-    batch = max(1, MOST_TOGETHER // (evaluator.episodes * evaluator.env.num_agents))
-    returns, lengths = _run_many(evaluator, batch, learned, keys, jnp.bool(greedy))
-    return EpisodeResults(*(np.asarray(x).reshape(len(keys), -1) for x in (returns, lengths)))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _run_many(
-    evaluator: Evaluator, batch: int, learned: PolicyParameters, keys: Key, greedy: jax.Array
+def run_many(
+    evaluator: Evaluator, learned: PolicyParameters, keys: Key, greedy: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
+    """Evaluate the policies of a population, leaves `[P, ...]`, with one key each; a part of a compiled program.
+
+    Returns:
+        the returns and the lengths, `[P, episodes, ...]`, with an axis for the agents if there are several.
+    """
+    batch = max(1, MOST_TOGETHER // (evaluator.episodes * evaluator.env.num_agents))
+
     def one(given: tuple[PolicyParameters, Key]) -> tuple[jax.Array, jax.Array]:
         return _run(evaluator, *given, greedy)
 

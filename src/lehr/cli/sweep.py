@@ -20,6 +20,7 @@ from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Halved
 from lehr.sweeps.running import estimate
 from lehr.sweeps.samplers import make_sampler
+from lehr.training.cores import use_cores
 
 _SHOWN = 10
 _MOST_LISTED = 40
@@ -70,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.on is not None:
         jax.config.update("jax_platforms", "cpu")  # if this machine has a GPU, it is for the workers
+    else:
+        use_cores()
     options = {
         "wave_size": arguments.wave_size,
         "on": arguments.on,

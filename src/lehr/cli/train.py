@@ -12,6 +12,7 @@ from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.training import settings_file
 from lehr.training.api import check_trust
+from lehr.training.cores import use_cores
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig, settings_classes
 
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {"run_dir": arguments.run_dir, "from_run": arguments.from_run, "trust": arguments.trust}
     options |= {"tuned": arguments.tuned, "distributed": arguments.distributed}
     if arguments.seeds is not None:
+        use_cores()
         trained = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
         summarise_seeds(trained)
         return 0 if trained.is_finished else 130

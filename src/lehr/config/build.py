@@ -1,13 +1,14 @@
 """Build configs from the user's keys and values, and convert them back; return the coefficients of a config."""
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from lehr.config.fields import MISSING, FieldDescription, Plugin, convert, describe, fields_of, is_none
 from lehr.config.spelling import Conversion, as_one_text, suggestion
 from lehr.errors import InputError, closest, quoted, shortened
 from lehr.plugins import is_placeholder, text_of
+from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.constructors import constant
 from lehr.schedules.controllers import Controller
 from lehr.schedules.function import FunctionSchedule
@@ -30,6 +31,8 @@ class Vocabulary(NamedTuple):
     """Settings of other libraries that are converted: the setting that they decide, and how."""
     others: dict[str, str]
     """Settings of other libraries with another meaning: an explanation."""
+    spellings: dict[str, str]
+    """The name of the setting for every key."""
 
     @classmethod
     def of(cls, classes: Sequence[type], known: Mapping[str, FieldDescription]) -> "Vocabulary":
@@ -48,23 +51,20 @@ class Vocabulary(NamedTuple):
         conversions = {found.name: (field.name, found) for field in fields for found in field.names.conversions}
         others = {name: said for part in classes for name, said in getattr(part, "OTHERS", {}).items()}
         others |= {name: said for field in fields for name, said in field.others}
+        own = {name: name for name, field in known.items() if not field.is_coefficient}
+        own |= {alias: name for alias, name in static.items() if alias not in taken}
+        converted = {name: found for name, found in conversions.items() if name not in taken and name not in static}
         return cls(
             parts,
-            {name: name for name, field in known.items() if not field.is_coefficient}
-            | {alias: name for alias, name in static.items() if alias not in taken},
-            {name: found for name, found in conversions.items() if name not in taken and name not in static},
+            own,
+            converted,
             {name: said for name, said in others.items() if name not in {*taken, *static, *conversions}},
+            {**own, **{key: name for key, (name, _) in parts.items()}, **{key: key for key in converted}},
         )
 
     def part(self, key: str) -> tuple[str, str]:
         """Return the field that a key belongs to, and its part, one of `ENDINGS`."""
         return self.parts.get(key) or (self.static.get(key, key), "")
-
-    @property
-    def spellings(self) -> dict[str, str]:
-        """The name of the setting for every key."""
-        converted = {key: key for key in self.conversions}
-        return {**self.static, **{key: name for key, (name, _) in self.parts.items()}, **converted}
 
 
 @cache
@@ -202,8 +202,14 @@ def coefficients(config: Any, total_steps: float) -> dict[str, AnySchedule | Con
     for field in describe(type(config)):
         value = getattr(config, field.name)
         if field.coefficient is not None and value is not None:
-            found[field.name] = coefficient_schedule(field.coefficient, {field.name: value}, total_steps)
+            bind = _bound if type(value) in (int, float, str) else _bound.__wrapped__
+            found[field.name] = bind(field.coefficient, value, total_steps)
     return found
+
+
+@lru_cache(maxsize=2**12)  # in a sweep, most coefficients are the same in all members
+def _bound(entry: Coefficient, value: Any, total_steps: float) -> AnySchedule | Controller:
+    return coefficient_schedule(entry, {entry.name: value}, total_steps)
 
 
 # Keys --------------------------------------------------------------------------------------------------------------
@@ -311,8 +317,10 @@ def _plain(key: str, given: Any) -> Any:
     made = _made(key, given)
     if isinstance(made, FunctionSchedule) or (isinstance(made, Controller) and is_placeholder(str(made))):
         return given
-    if isinstance(made, Schedule) and made == constant(made.phases[0].start):
-        return made.phases[0].start
+    if isinstance(made, Schedule):
+        first = made.phases[0]
+        if first.start == first.end and made == constant(first.start):
+            return first.start
     return given if isinstance(given, str) else str(made)
 
 

@@ -31,6 +31,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from lehr.errors import InputError, closest
+from lehr.kernels import lowered
 from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import ACTIVATIONS, Layer, Layers, Plan, backward, forward, pl, triton
 
@@ -171,7 +172,8 @@ def _refusal(plan: Plan) -> str:
 
     Always "" in the interpreter.
     """
-    if plan.interpret:
+    description = f"mlp {plan}"
+    if plan.interpret or lowered.is_known(description):
         return ""
 
     def array(*shape: int) -> Any:
@@ -192,6 +194,7 @@ def _refusal(plan: Plan) -> str:
             traced.lower(lowering_platforms=("cuda",))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+    lowered.remember(description)
     return ""
 
 

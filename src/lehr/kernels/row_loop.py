@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lehr.kernels import lowered
 from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import pl, triton
 from lehr.kernels.row_program import CARRIED, FIXED, PER_STEP, STATIC, Program, Unsupported, Value
@@ -127,12 +128,14 @@ class _Loop:
     def check(self, arrays: Sequence[Any]) -> None:
         """Raise if JAX cannot lower the kernel for a GPU, before it is part of a larger program."""
         key = (self.program.text, self.rows, self.steps, self.block)
-        if key not in _lowered:
+        description = f"row_loop {members()} {key}"
+        if key not in _lowered and not lowered.is_known(description):
             given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # compiling the program will repeat them
                 jax.jit(lambda *arrays: self.run(arrays)).trace(*given).lower(lowering_platforms=("cuda",))
-            _lowered.add(key)
+            lowered.remember(description)
+        _lowered.add(key)
 
     def run(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the carry after the last step, and what is stored in each, `[T, ...]`."""

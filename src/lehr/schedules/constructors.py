@@ -241,12 +241,34 @@ def stack(schedules: Sequence[Any], phases: int = 1) -> Any:
         raise InputError(f"stack got {', '.join(sorted(kinds))}; all members of a stack must have the same type.")
     if not isinstance(schedules[0], Schedule):
         return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *schedules)
-    most = max(phases, *(len(schedule.phases) for schedule in schedules))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *(_pad(schedule, most) for schedule in schedules))
+    return _padded(schedules, phases)
 
 
-def _pad(schedule: Schedule, count: int) -> Schedule:
-    """Pad with phases that begin at infinity, that is, never."""
-    fill = Schedule.tree_unflatten(None, (np.inf, 0.0, np.inf, (0.0, 0.0), 0.0, 0.0, CODES["constant"], 1.0, None))
-    missing = count - len(schedule.begin)
-    return jax.tree.map(lambda leaf, value: np.concatenate([leaf, np.full(missing, value, leaf.dtype)]), schedule, fill)
+def _padded(schedules: Sequence[Schedule], least: int) -> Schedule:
+    """Stack schedules, padded with phases that begin at infinity, that is, never."""
+    counts = np.array([len(schedule.begin) for schedule in schedules])
+    is_used = np.arange(max(least, counts.max())) < counts[:, None]
+
+    def together(leaves: list[np.ndarray], fill: float) -> np.ndarray:
+        values = np.concatenate(leaves)
+        found = np.full(is_used.shape, fill, values.dtype)
+        found[is_used] = values
+        return found
+
+    remainders = tuple(together([schedule.remainders[index] for schedule in schedules], 0.0) for index in (0, 1))
+    begin, length, stop, start, end, shape, power = (
+        together([getattr(schedule, name) for schedule in schedules], fill) for name, fill in _PADDING.items()
+    )
+    return Schedule.tree_unflatten(None, (begin, length, stop, remainders, start, end, shape, power, None))
+
+
+_PADDING = {
+    "begin": np.inf,
+    "length": 0.0,
+    "stop": np.inf,
+    "start": 0.0,
+    "end": 0.0,
+    "shape": CODES["constant"],
+    "power": 1.0,
+}
+"""A phase that never begins."""

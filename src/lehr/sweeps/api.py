@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from lehr import algorithms, config
@@ -25,14 +27,15 @@ from lehr.sweeps.gathering import gather, scores
 from lehr.sweeps.headline import verdict
 from lehr.sweeps.lineage import Fit, ancestors, fit
 from lehr.sweeps.ranking import Ranking, rank
-from lehr.sweeps.report import write_report
+from lehr.sweeps.report import prepare_report, write_report
 from lehr.sweeps.results import Results
-from lehr.sweeps.running import Stopped, Waves, WaveTrainer, estimate
+from lehr.sweeps.running import Estimate, Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
 from lehr.sweeps.sections import MOST_CONFIGURATIONS, OPTUNA
 from lehr.sweeps.seed_files import write_seeds
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import Status, unused_path
 
 ROUNDS = 8
@@ -104,18 +107,21 @@ def sweep(
         progress: show progress.
         trust: allow the file to run code from outside Lehr.
     """
+    begin = time.perf_counter()
     read = _read(definition, trust)
     check_size(wave_size)
     if env is not None:
         read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
-    with waiting("preparing the members", progress):
-        sampler = checked_sampler(read, made)
+    trainer = _trainer(read, made, progress)
+    with waiting("preparing the members", progress), _device_started():
+        sampler, need = checked_sampler(read, made, wave_size)
+    trainer.use(need.base)
     name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
     path = Path(out) if out is not None else unused_path(name, ROOT)
     with _connected(on) as make_devices, _locked(SweepDirectory.create(path)) as directory:
         config.to_yaml(directory.definition, read.to_mapping())
-        return _run(read, sampler, directory, made, wave_size, make_devices, progress)
+        return _run(read, sampler, directory, trainer, wave_size, make_devices, begin)
 
 
 def resume_sweep(
@@ -137,12 +143,14 @@ def resume_sweep(
         progress: show progress.
         trust: allow the sweep to run code from outside Lehr.
     """
+    begin = time.perf_counter()
     directory = SweepDirectory.open(path)
     read = Definition.read(directory.definition, trust)
     check_size(wave_size)
     with _connected(on) as make_devices, _locked(directory):
         _check_members(directory, trust)
-        return _run(read, make_sampler(read), directory, env, wave_size, make_devices, progress)
+        trainer = _trainer(read, env, progress)
+        return _run(read, make_sampler(read), directory, trainer, wave_size, make_devices, begin)
 
 
 def load_sweep(path: str | Path, *, trust: bool = False) -> SweepResult:
@@ -167,14 +175,23 @@ def _with_environment(settings: Mapping[str, Any], env: Any) -> dict[str, Any]:
     return {**settings, "env": adopted.name, **parameters}
 
 
-def checked_sampler(definition: Definition, env: AnyEnvironment | None = None) -> Sampler:
-    """Return the sampler of a sweep; configurations that cannot be trained are an error, as far as they are known."""
+def checked_sampler(
+    definition: Definition, env: AnyEnvironment | None = None, wave_size: int | None = None
+) -> tuple[Sampler, Estimate]:
+    """Return the sampler of a sweep, and what the sweep needs.
+
+    Configurations that cannot be trained are an error, as far as they are known.
+    """
     if definition.sampler.startswith(OPTUNA):
-        estimate(definition, make_sampler(definition).ask(1), env)
-        return make_sampler(definition)
+        return make_sampler(definition), estimate(definition, make_sampler(definition).ask(1), env, wave_size)
     listed = configurations(definition)
-    estimate(definition, listed, env)
-    return ListSampler(listed)
+    return ListSampler(listed), estimate(definition, listed, env, wave_size)
+
+
+def _trainer(definition: Definition, env: AnyEnvironment | None, progress: bool) -> WaveTrainer:
+    """What trains the members of a sweep."""
+    places = None if definition.halving is None else definition.halving.places or 0
+    return WaveTrainer(definition.algorithm, env, make_changes(definition), progress, places)
 
 
 def _check_members(directory: SweepDirectory, trust: bool) -> None:
@@ -220,6 +237,24 @@ def _connected(on: str | None) -> Iterator[Callable[[WaveTrainer], RayDevices] |
 
 
 @contextlib.contextmanager
+def _device_started() -> Iterator[None]:
+    """Start the device in a thread meanwhile: a GPU takes seconds, in which the processor can check settings."""
+
+    use_compilation_cache()
+
+    def start() -> None:
+        with contextlib.suppress(Exception):  # the first use of the device will say what is wrong
+            jax.block_until_ready(jax.random.key(0))
+
+    thread = threading.Thread(target=start, name="lehr-device")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@contextlib.contextmanager
 def _locked(directory: SweepDirectory) -> Iterator[SweepDirectory]:
     """Hold the lock of a sweep, and write down how it ends."""
     with directory.run:
@@ -236,20 +271,18 @@ def _run(
     definition: Definition,
     sampler: Sampler,
     directory: SweepDirectory,
-    env: AnyEnvironment | None,
+    trainer: WaveTrainer,
     wave_size: int | None,
     make_devices: Callable[[WaveTrainer], RayDevices] | None,
-    progress: bool,
+    begin: float,
 ) -> SweepResult:
-    """Train what is not trained yet, and write the report."""
-    begin = time.perf_counter()
+    """Train what is not trained yet, and write the report; the call began at `begin`."""
     directory.run.write_status("running")
-    places = None if definition.halving is None else definition.halving.places or 0
-    trainer = WaveTrainer(definition.algorithm, env, make_changes(definition), progress, places)
     is_finished = False
     with contextlib.ExitStack() as stack:
         devices = None if make_devices is None else stack.enter_context(contextlib.closing(make_devices(trainer)))
-        waves = Waves(directory, trainer, wave_size, devices)
+        waves = Waves(directory, trainer, wave_size, devices, meanwhile=prepare_report)
+        stack.callback(waves.close)
         try:
             tried = _search(definition, sampler, directory, waves)
             _confirm(definition, directory, waves, tried)
@@ -257,14 +290,15 @@ def _run(
             directory.run.write_status("finished")
         except Stopped as stopped:
             directory.run.write_status("stopped", str(stopped))
-    seconds = time.perf_counter() - begin
-    result = SweepResult(directory.path, definition, is_finished, seconds, waves.compile_seconds, env)
+    result = SweepResult(directory.path, definition, is_finished, 0.0, waves.compile_seconds, trainer.env)
     if result.results.members.size:
         with contextlib.suppress(InputError):  # without its packages there is no report; the summary says so
             write_report(result.results, directory.report)
         if not definition.parameters:
             write_seeds(directory, result.results)
-    return result
+    timed = replace(result, seconds=time.perf_counter() - begin)
+    vars(timed).update({name: value for name, value in vars(result).items() if name in ("results", "ranking")})
+    return timed
 
 
 def _search(definition: Definition, sampler: Sampler, directory: SweepDirectory, waves: Waves) -> list[Member]:
@@ -274,6 +308,7 @@ def _search(definition: Definition, sampler: Sampler, directory: SweepDirectory,
     tried: list[Member] = []
     while asked := sampler.ask(count):
         members = members_of(asked, definition.seeds, len(tried))
+        waves.trainer.know(asked)
         waves.train(members)
         tried += members
         if adapts:

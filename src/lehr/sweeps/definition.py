@@ -1,9 +1,9 @@
 """The definition of a sweep: what its file says, checked."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from lehr import algorithms, config
 from lehr.config.build import presets_of
 from lehr.config.fields import fields_of
 from lehr.errors import InputError, closest, quoted, shortened
-from lehr.schedules.coefficient import Coefficient
-from lehr.schedules.keys import ENDINGS, coefficient_schedule
+from lehr.schedules.keys import ENDINGS
 from lehr.sweeps.conditions import Condition
 from lehr.sweeps.sections import (
     LARGEST_SEED,
@@ -32,6 +31,7 @@ from lehr.sweeps.sections import (
 from lehr.sweeps.space import Point, Space
 from lehr.training import api
 from lehr.training.plan import RunConfig, settings_classes
+from lehr.training.population import Configured
 
 SAMPLERS = ("grid", "random", "sobol", "latin_hypercube")
 """The samplers that need nothing but the definition."""
@@ -67,6 +67,8 @@ class Configuration:
     """The value of each swept parameter, by keys such as `learning_rate` and `entropy_coef.start`."""
     settings: dict[str, Any]
     """All settings for `lehr.train`, fixed and swept, without the seed."""
+    parsed: Configured = field(repr=False, compare=False)
+    """The same, parsed and checked."""
 
 
 @dataclass(frozen=True)
@@ -216,26 +218,11 @@ class Definition:
         """Return the configuration of a point; settings that `lehr.train` would not accept are an error."""
         try:
             settings = {**self.settings, **self.space.settings(point)}
-            for built in config.build(self._classes, settings):
-                _check_coefficients(built, self.space.total_steps)
+            parsed = Configured.of(self.algorithm, settings, self._classes)
         except InputError as error:
             shown = shortened(", ".join(f"{key}={value}" for key, value in point.items()), 400)
             raise InputError(f"Configuration {number} ({shown}) is not possible: {error}") from None
-        return Configuration(number, point, settings)
-
-
-def _check_coefficients(built: Any, total_steps: int) -> None:
-    """Raise an error if a coefficient of a config leaves its range at any step."""
-    for entry in config.describe(type(built)):
-        value = getattr(built, entry.name)
-        if entry.coefficient is not None and value is not None:
-            check = _check_coefficient if isinstance(value, Hashable) else _check_coefficient.__wrapped__
-            check(entry.coefficient, value, total_steps)
-
-
-@lru_cache(maxsize=2**12)  # most coefficients are the same in all configurations
-def _check_coefficient(entry: Coefficient, value: Any, total_steps: int) -> None:
-    coefficient_schedule(entry, {entry.name: value}, total_steps)
+        return Configuration(number, point, settings, parsed)
 
 
 def check_trust(mapping: Mapping[str, Any], where: str, trust: bool) -> None:

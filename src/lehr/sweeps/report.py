@@ -5,6 +5,7 @@ scripts whose hashes it names and forbids every request, so a title that is not 
 """
 
 import base64
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -14,13 +15,14 @@ import json
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lehr.errors import InputError
 from lehr.files import replaced
 from lehr.sweeps.headline import facts, verdict
+from lehr.sweeps.importance import load_packages
 from lehr.sweeps.ranking import Ranking, rank
 from lehr.sweeps.report_data import command, report_data
 from lehr.sweeps.results import Results
@@ -29,9 +31,16 @@ _SCRIPTS = ("shared.js", "charts.js", "panels.js", "coordinates.js", "table.js",
 """The page's own scripts, put together in this order as one module."""
 
 
+def prepare_report() -> None:
+    """Load what a report needs, which takes a second, so that `write_report` is faster."""
+    with contextlib.suppress(InputError):  # write_report tells what is missing
+        _library()
+        load_packages()
+
+
 def write_report(results: Results, path: Path) -> None:
     """Write the report of a sweep as one self-contained HTML file. It needs the extra `sweeps`."""
-    library = _plotly()
+    library = _library()
     if not results.scores.size:
         raise InputError("The sweep has no configurations to report; train it first.")
     page = _page(results, rank(results), library)
@@ -39,11 +48,11 @@ def write_report(results: Results, path: Path) -> None:
         file.write(page.encode("utf-8", "replace"))
 
 
-def _page(results: Results, ranking: Ranking, library: str) -> str:
+def _page(results: Results, ranking: Ranking, library: "Library") -> str:
     script = "\n".join(_part(name) for name in _SCRIPTS)
     # The charts' library writes its shaders' callers as code, hence unsafe-eval: for these two scripts alone.
     policy = (
-        f"default-src 'none'; script-src {_hash(library)} {_hash(script)} 'unsafe-eval'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {library.hash} {_hash(script)} 'unsafe-eval'; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     return Template(_part("page.html")).substitute(
@@ -64,7 +73,7 @@ def _page(results: Results, ranking: Ranking, library: str) -> str:
             f"<div><dt>{_text(name)}</dt><dd>{_text(note)}</dd></div>" for name, note in results.notes.items()
         ),
         data=_json(report_data(results, ranking)),
-        library=base64.b64encode(gzip.compress(library.encode(), 9, mtime=0)).decode(),
+        library=library.compressed,
         script=script,
     )
 
@@ -87,12 +96,21 @@ def _part(name: str) -> str:
     return resources.files("lehr.sweeps").joinpath("page", name).read_text(encoding="utf-8")
 
 
+class Library(NamedTuple):
+    """The library that draws the charts, plotly.js, as the Python package carries it."""
+
+    hash: str
+    """Of its source, for the page's security policy."""
+    compressed: str
+    """Its source, compressed, as text."""
+
+
 @functools.cache
-def _plotly() -> str:
-    """The source of plotly.js, as the Python package carries it."""
+def _library() -> Library:
     try:
-        return importlib.import_module("plotly.offline").get_plotlyjs()
+        source = importlib.import_module("plotly.offline").get_plotlyjs()
     except ImportError:
         raise InputError(
             "The report of a sweep needs plotly, which is not installed; run pip install 'lehr[sweeps]'."
         ) from None
+    return Library(_hash(source), base64.b64encode(gzip.compress(source.encode(), 9, mtime=0)).decode())

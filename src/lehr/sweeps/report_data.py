@@ -248,11 +248,30 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
+    if isinstance(value, np.ndarray) and value.ndim:
+        return _nested(list(map(_number, _rounded(value.astype(float)).ravel().tolist())), value.shape)
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
+    return _number(float(f"{value:.5g}"))
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """The numbers nearest to these that have five digits."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        places = 4 - np.floor(np.log10(np.abs(values)))
+    places = np.where(np.isfinite(places), places, 0)
+    up, down = 10.0 ** np.clip(places, 0, 300), 10.0 ** np.clip(-places, 0, 300)
+    return np.rint(values * up / down) * down / up
+
+
+def _number(value: float) -> float | int | None:
     if not math.isfinite(value):
         return None
-    rounded = float(f"{value:.5g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+
+
+def _nested(values: list[Any], shape: tuple[int, ...]) -> list[Any]:
+    """A flat list as nested ones of this shape."""
+    for size in reversed(shape[1:]):
+        values = [values[begin : begin + size] for begin in range(0, len(values), size)] if size else [[]] * shape[0]
+    return values

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,8 +22,8 @@ from lehr.training import checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
-from lehr.training.population import Configured, Population, make_population, refuse_host
-from lehr.training.runners.device import metric_names
+from lehr.training.population import Configured, Population, make_population, refuse_host, trace_update
+from lehr.training.population_record import SETTLED_SECONDS
 from lehr.training.runners.population import Evolution, TooLarge
 from lehr.training.sharding import available
 
@@ -83,6 +84,15 @@ class WaveTrainer:
         other.progress, other._bases, other._known = False, {}, {}
         return other
 
+    def know(self, configurations: Iterable[Configuration]) -> None:
+        """Remember settings that are parsed already."""
+        self._known |= {repr(one.settings): one.parsed for one in configurations}
+
+    def use(self, base: "Base") -> None:
+        """Train the members of its group with the program of this plan, instead of assembling it again."""
+        run = replace(base.plan.run, tensorboard=False, progress=self.progress)
+        self._bases = {base.group: replace(base.plan, run=run)}
+
     def group(self, member: Member) -> Any:
         """What the members of a wave must have in common: the program that they need; seeds do not matter."""
         return self._parsed(member).group
@@ -133,7 +143,7 @@ class WaveTrainer:
         settings += [settings[-1]] * (wave.size - len(settings))  # so that all waves of a group have the same shapes
         group = self.group(wave.members[0])
         if group not in self._bases:
-            self._bases = {group: make_plan(self.algorithm, settings[0], self.env)}
+            self._bases = {group: make_plan(self.algorithm, settings[0], self.env, abstract=True)}
         evolution = None if wave.members[0].fresh else self.make_evolution
         parsed = [self._parsed(member) for member in wave.members]
         parsed += [parsed[-1]] * (wave.size - len(parsed))
@@ -169,12 +179,19 @@ class Waves:
         trainer: trains the waves.
         size: at most this many members in a wave; by default as many as fit into memory.
         devices: train on these instead of here.
+        meanwhile: called once, in a thread, while the first members train here: the processor has little to do then.
     """
 
     def __init__(
-        self, directory: SweepDirectory, trainer: WaveTrainer, size: int | None = None, devices: Devices | None = None
+        self,
+        directory: SweepDirectory,
+        trainer: WaveTrainer,
+        size: int | None = None,
+        devices: Devices | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> None:
         self.directory, self.trainer, self.size, self.devices = directory, trainer, size, devices
+        self._meanwhile = None if meanwhile is None else threading.Thread(target=meanwhile, name="lehr-meanwhile")
         self.waves = directory.read_waves()
         self._compile_seconds = 0.0
 
@@ -182,6 +199,11 @@ class Waves:
     def compile_seconds(self) -> float:
         """Time spent compiling, in all waves."""
         return self._compile_seconds if self.devices is None else self.devices.compile_seconds
+
+    def close(self) -> None:
+        """Wait until what was begun while members trained is done."""
+        if self._meanwhile is not None and self._meanwhile.is_alive():
+            self._meanwhile.join()
 
     def train(self, members: Sequence[Member]) -> None:
         """Train members, unless they are trained already."""
@@ -239,8 +261,7 @@ class Waves:
         """The size of a wave with idle places, so that all devices of this machine have equally many members."""
         if self.devices is not None or (self.trainer.make_evolution is not None and not member.fresh):
             return size
-        used = min(size, self.trainer.number_of_devices(member))
-        return -(-size // used) * used
+        return _shared(size, self.trainer.number_of_devices(member))
 
     def _split(self, wave: Wave, needs: str) -> None:
         """Halve a wave, and all others of its group that are as large and have not begun.
@@ -274,12 +295,31 @@ class Waves:
         """Train a wave here."""
         title = f"wave {wave.number + 1} of {len(self.waves)}  " if len(self.waves) > 1 else ""
         try:
-            trained = self.trainer.train(wave, self.directory.wave_path(wave.number), title)
+            trained = self.trainer.train(wave, self.directory.wave_path(wave.number), title, self._begin_meanwhile)
         except TooLarge as error:
             raise WaveTooLarge(wave, str(error)) from error
         self._compile_seconds += trained.compile_seconds
         if trained.stop_reason is not None:
             raise Stopped(trained.stop_reason)
+
+    def _begin_meanwhile(self, steps: int, latest: dict[str, Any]) -> None:
+        if self._meanwhile is not None and self._meanwhile.ident is None and latest["time/trained"] > SETTLED_SECONDS:
+            self._meanwhile.start()
+
+
+def _shared(size: int, devices: int) -> int:
+    """The size of a wave, with idle places so that all devices have equally many members."""
+    used = min(size, devices)
+    return -(-size // used) * used
+
+
+class Base(NamedTuple):
+    """A program that is assembled already."""
+
+    group: Any
+    """What the members that can be trained with it have in common."""
+    plan: Plan
+    """That of one of them."""
 
 
 class Estimate(NamedTuple):
@@ -291,23 +331,45 @@ class Estimate(NamedTuple):
     """The state of a member of the largest group."""
     evolution: Evolution | None
     """What changes the members of the first group while they train."""
+    base: Base
+    """The program of the first group."""
 
 
-def estimate(definition: Definition, configurations: Sequence[Configuration], env: AnyEnvironment | None) -> Estimate:
+def estimate(
+    definition: Definition,
+    configurations: Sequence[Configuration],
+    env: AnyEnvironment | None,
+    wave_size: int | None = None,
+) -> Estimate:
     """Estimate what a sweep needs; the rollouts and the gradients come on top.
 
     One configuration of each program is assembled and traced, so what cannot be trained is an error here, before
     anything is.
     """
-    first: dict[Any, Configuration] = {}
+    groups: dict[Any, list[Configuration]] = {}
     for configuration in configurations:
-        first.setdefault(definition.space.group(configuration.point), configuration)
+        groups.setdefault(configuration.parsed.group, []).append(configuration)
     sizes, found = [], []
+    base: Base | None = None
     changes = make_changes(definition)
-    for configuration in first.values():
-        plan = make_plan(definition.algorithm, configuration.settings, env)
+    for group, alike in groups.items():
+        plan = make_plan(definition.algorithm, alike[0].settings, env, abstract=True)
         refuse_host(plan)
-        metric_names(plan.program, plan.state, members=2)  # traces an update: minibatches of unequal size fail there
+        # Minibatches of unequal size fail here.
+        trace_update(plan, [one.parsed.coefficients for one in alike], _per_device(definition, plan, alike, wave_size))
         sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.state)))
         found.append(None if changes is None else changes(plan))
-    return Estimate(len(first), max(sizes), found[0])
+        base = base or Base(group, plan)
+    assert base is not None
+    return Estimate(len(groups), max(sizes), found[0], base)
+
+
+def _per_device(definition: Definition, plan: Plan, alike: Sequence[Configuration], wave_size: int | None) -> int:
+    """How many members each device will probably train at once; if not, an update is traced once more."""
+    total = len(alike) * len(definition.seeds)
+    places = definition.halving.places if definition.halving is not None else None
+    size = min(total, wave_size or total, places or total)
+    devices = jax.local_device_count() if plan.run.devices == "all" else plan.run.devices
+    if make_changes(definition) is None:
+        size = _shared(-(-total // -(-total // size)), devices)
+    return size // max(count for count in range(1, devices + 1) if size % count == 0)

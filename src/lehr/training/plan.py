@@ -214,7 +214,9 @@ def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) 
     return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
-def make_plan(algorithm: Any, settings: Mapping[str, Any], env: Any = None, loads: bool = True) -> Plan:
+def make_plan(
+    algorithm: Any, settings: Mapping[str, Any], env: Any = None, loads: bool = True, abstract: bool = False
+) -> Plan:
     """Parse the settings and assemble the run.
 
     Args:
@@ -222,6 +224,7 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: Any = None, load
         settings: by name, as the user gave them.
         env: the environment, or a class or function that creates it, if it is not given by name.
         loads: whether to load the data of the reward model, which training needs.
+        abstract: whether its state has shapes only, which is all that a population needs.
     """
     use_compilation_cache()
     classes = settings_classes(algorithm, settings)
@@ -276,9 +279,10 @@ def make_plan(algorithm: Any, settings: Mapping[str, Any], env: Any = None, load
     if loads:
         loaded = build_reward_model(found, algorithm_config, made, reward_model, reward_config).load()
     program, state = assemble(
-        found, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config, loaded
+        *(found, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config, loaded),
+        abstract=abstract,
     )
-    if isinstance(made, HostEnvironment):
+    if isinstance(made, HostEnvironment) and not abstract:
         state = complete(program, state, run.overlap)
     return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded, notes)
 

@@ -23,7 +23,15 @@ from lehr.training.loop import Kind, Loop, ProgressFunction
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.training.population_record import PopulationRecord
 from lehr.training.program import Program, builder, initial_state
-from lehr.training.runners.population import AXES, Candidates, Evolution, PopulationRunner, PopulationState
+from lehr.training.runners.device import metric_names
+from lehr.training.runners.population import (
+    AXES,
+    Candidates,
+    Evolution,
+    PopulationRunner,
+    PopulationState,
+    one_member,
+)
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding, available
 from lehr.types import Key, PyTree, TrainState, derive
 
@@ -73,7 +81,7 @@ class Population:
             make_runner=lambda plan, warn: PopulationRunner(
                 plan.program, plan.state, self.window, self.evolution, self.sharding
             ),
-            make_record=partial(PopulationRecord, self.labels, self.window, self.course),
+            make_record=partial(PopulationRecord, self.labels, self.window, self.course, self.sharding),
             make_progress=make_progress,
             restore=_restore,
             course=self.course,
@@ -94,9 +102,9 @@ class Configured:
     """What it must have in common with the other members of a population."""
 
     @classmethod
-    def of(cls, algorithm: Any, settings: Mapping[str, Any]) -> "Configured":
-        """Parse and check the settings of a member."""
-        configs = config.build(settings_classes(algorithm, settings), settings)
+    def of(cls, algorithm: Any, settings: Mapping[str, Any], classes: list[type] | None = None) -> "Configured":
+        """Parse and check the settings of a member, whose classes may be known already."""
+        configs = config.build(settings_classes(algorithm, settings) if classes is None else classes, settings)
         run, own, _, reward = configs
         found = config.coefficients(own, run.total_steps) | config.coefficients(reward, run.total_steps)
         used = {name: one for name, one in found.items() if name not in own.unused}
@@ -164,7 +172,7 @@ def make_population(
                 f"Member {number} of the population differs from member 0 in {_difference(one, found[0])}; members may "
                 "differ in coefficients and seeds, and everything else makes another population."
             )
-    program = replace(plan.program, most_rejected=plan.run.max_rejected)
+    program = _program(plan)
     keys = _keys([_seed(settings) for settings in members])
     candidates = Candidates(jax.tree.map(jnp.asarray, _stacked([one.coefficients for one in found])), keys)
     first = jax.tree.map(lambda leaf: leaf[:places], candidates)
@@ -176,6 +184,11 @@ def make_population(
     course = Course(plan.updates) if evolution is None else evolution.course(len(members), whole.size)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
     return Population(replace(plan, program=program, state=whole), names, course, evolution, sharding)
+
+
+def _program(plan: Plan) -> Program:
+    """That of a member: one with too many non-finite updates is frozen."""
+    return replace(plan.program, most_rejected=plan.run.max_rejected)
 
 
 def _seed(settings: Mapping[str, Any]) -> int:
@@ -256,6 +269,17 @@ def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evo
     candidates = Candidates(together, members.key)
     changes = () if evolution is None else jax.eval_shape(evolution.init, members, candidates)
     return PopulationState(members, jax.eval_shape(lambda: jnp.uint32(0)), changes)
+
+
+def trace_update(plan: Plan, coefficients: Sequence[Mapping[str, Any]], members: int) -> None:
+    """Trace an update of a population as its runner will, which then need not do it again.
+
+    Args:
+        plan: that of one of its members.
+        coefficients: those of all of them.
+        members: how many of them share a device.
+    """
+    metric_names(_program(plan), one_member(population_shapes(plan, coefficients).members), members)
 
 
 def member_state(state: PopulationState, index: int) -> TrainState:

@@ -1,12 +1,18 @@
 """The record of a population: the metrics of all members, in columns."""
 
+import contextlib
+import functools
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lehr.acting.evaluation import Evaluator, evaluate_many, evaluation_metrics
+from lehr.acting.evaluation import EpisodeResults, Evaluator, evaluation_metrics, run_many
+from lehr.acting.policy import PolicyParameters
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
 from lehr.training import checkpoint, columns
@@ -15,7 +21,8 @@ from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import PopulationState
-from lehr.types import derive
+from lehr.training.sharding import MemberSharding
+from lehr.types import Key, derive
 
 ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
@@ -23,6 +30,8 @@ MEMBER = "evolution/member"
 """The metric that says which member is in each place, for populations whose places change members."""
 RUNG_SCORE = "evolution/score"
 """The metric with the score of a member where it is compared with others; NaN elsewhere."""
+SETTLED_SECONDS = 1.0
+"""From then on chunks are long, and other threads of this process hold them up less, since they wait at their ends."""
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
@@ -33,6 +42,7 @@ class PopulationRecord:
         labels: the name of each member, for the user; members beyond these only fill the population up.
         window: number of updates of a row.
         course: when members come to their end.
+        sharding: how the members are placed on devices.
         plan: that of the loop.
         directory: the directory.
         names: the names of the metrics, in column order.
@@ -47,6 +57,7 @@ class PopulationRecord:
         labels: Sequence[str],
         window: int,
         course: Course,
+        sharding: MemberSharding,
         plan: Plan,
         directory: RunDirectory,
         names: tuple[str, ...],
@@ -68,27 +79,47 @@ class PopulationRecord:
         """Rows that are not on disk yet."""
         self.warned = False
         """Whether members that were compared without an episode were reported."""
+        self.seconds = 0.0
+        """Time of training, in this process."""
         self.trained = 0 if meta is None else meta["trained"]
         """Updates of all members together."""
         frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
         self.frozen = set(course.members(state)[frozen].tolist())
         """The members whose freezing was reported."""
         assert not isinstance(plan.env, HostEnvironment)
-        self.evaluator = Evaluator(plan.env, plan.policy(state.members).program, plan.run.evaluate_episodes)
+        policy = plan.policy(state.members)
+        self.evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
+        leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        self.sharding = sharding
+        self._evaluation = partial(compiled_evaluation, self.evaluator, sharding, structure, shapes)
+        self._compiling = threading.Thread(target=self._compile, name="lehr-evaluation")
+        """Compiles the evaluation while the first members train."""
 
     def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
         """Evaluate the members, each as a run of its own would be, and save those that do not keep their places."""
         ended = self.course.ended(state)
         if self.plan.run.evaluate_episodes == 0 or (ended is not None and not ended.any()):
             return {}
+        if self._compiling.is_alive():
+            self._compiling.join()
         learned = self.plan.policy(state.members).learned
         keys = jax.vmap(lambda key, updates: derive(key, "evaluate", updates))(state.members.key, state.members.updates)
-        greedy, sampled = (evaluate_many(self.evaluator, learned, keys, greedy) for greedy in (True, False))
-        found = evaluation_metrics(greedy, sampled)
+        found = evaluation_metrics(*(self._results(learned, keys, greedy) for greedy in (True, False)))
         if ended is None:
             return found
         self._save_ended(state, ended)
         return {name: np.where(ended, values, np.nan) for name, values in found.items()}
+
+    def _compile(self) -> None:
+        with contextlib.suppress(Exception):  # the evaluation will raise it
+            self._evaluation()
+
+    def _results(self, learned: PolicyParameters, keys: Key, greedy: bool) -> EpisodeResults:
+        """The episodes of all members, `[P, episodes]`."""
+        place = self.sharding.place
+        returns, lengths = self._evaluation()(place(learned, 0), place(keys, 0), place(jnp.bool(greedy), None))
+        return EpisodeResults(*(np.asarray(x).reshape(len(keys), -1) for x in (returns, lengths)))
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
         """Save the states of members whose places are given away, each in a directory with its number."""
@@ -106,6 +137,9 @@ class PopulationRecord:
     def log(self, chunk: Chunk, evaluation: dict[str, Any], is_whole: bool) -> None:
         """Keep the rows until the next checkpoint, and report members that were frozen."""
         rows, size = chunk.table.shape[:2]
+        self.seconds += chunk.end - chunk.start
+        if self._compiling.ident is None and self.plan.run.evaluate_episodes and self.seconds > SETTLED_SECONDS:
+            self._compiling.start()
         ends = np.minimum(chunk.begin + self.unit * np.arange(1, rows + 1), chunk.begin + chunk.updates)
         found = {"update": ends, "env_steps": ends * self.plan.program.steps_per_update}
         found |= {name: chunk.table[:, :, index] for index, name in enumerate(self.names)}
@@ -125,6 +159,7 @@ class PopulationRecord:
         before, rewards = (self.latest.get(name, unknown) for name in ("returns", "rewards"))
         self.latest = {
             "env_steps": self.trained * steps,
+            "time/trained": self.seconds,
             "time/steps_per_second": int(training[-1].sum()) * steps / max(chunk.pace, 1e-9),
             "returns": _last_known(found["episode/return"], members, before),
             "rewards": _last_known(found["rollout/reward"], members, rewards),
@@ -176,6 +211,19 @@ class PopulationRecord:
 
     def close(self) -> None:
         """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
+
+
+@functools.lru_cache(maxsize=2)
+def compiled_evaluation(
+    evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
+) -> Any:
+    """Compile an evaluation of policies and keys of these shapes; each device evaluates its own members."""
+    learned, keys = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    run = sharding.spread(partial(run_many, evaluator), (0, 0, None), (0, 0))
+    options: dict[str, Any] = {}
+    if sharding.devices > 1:
+        options = {"in_shardings": (sharding.of(0), sharding.of(0), sharding.of(None)), "out_shardings": sharding.of(0)}
+    return jax.jit(run, **options).lower(learned, keys, jax.ShapeDtypeStruct((), bool)).compile()
 
 
 def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np.ndarray:

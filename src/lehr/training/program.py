@@ -1,5 +1,6 @@
 """The static part of a run, which is fixed at compile time, and its initial state."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -62,9 +63,18 @@ class Program:
         horizon = self.algorithm.config.horizon
         if isinstance(self.env, HostEnvironment):
             return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
-        one = partial(collect, self.env, self.algorithm, horizon=horizon, key=jax.random.key(0), needs=self.needs)
-        with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
-            return jax.eval_shape(one, params, actor, statistics)
+        leaves, structure = jax.tree.flatten((params, actor, statistics))
+        return _collected_shapes(self, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+
+@functools.lru_cache(maxsize=16)  # the initial state of a run is traced several times
+def _collected_shapes(program: Program, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Collected:
+    assert not isinstance(program.env, HostEnvironment)
+    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    horizon, key = program.algorithm.config.horizon, jax.random.key(0)
+    one = partial(collect, program.env, program.algorithm, horizon=horizon, key=key, needs=program.needs)
+    with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
+        return jax.eval_shape(one, *given)
 
 
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:
@@ -109,6 +119,7 @@ def assemble(
     reward_model: type[RewardModel] = EnvironmentReward,
     reward_settings: Any = None,
     loaded: Loaded | None = None,
+    abstract: bool = False,
 ) -> tuple[Program, TrainState]:
     """Build the program of a run and its initial state.
 
@@ -122,6 +133,7 @@ def assemble(
         reward_model: class of the reward model.
         reward_settings: the reward model's `Config`; all defaults if omitted.
         loaded: what the reward model loads; it loads it here if omitted.
+        abstract: return only the shapes of the state, which is all that a population needs.
     """
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
@@ -136,7 +148,9 @@ def assemble(
         found |= config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     loaded = model.load() if loaded is None else loaded
-    return program, jax.jit(partial(initial_state, program))(coefficients, params, key, loaded.data)
+    make_state = partial(initial_state, program)
+    make_state = partial(jax.eval_shape, make_state) if abstract else jax.jit(make_state)
+    return program, make_state(coefficients, params, key, loaded.data)
 
 
 def build_reward_model(

@@ -60,6 +60,8 @@ class Pace:
         self._marks.append((self._marks[-1][0] + seconds, done))
         while len(self._marks) > 2 and self._marks[-1][0] - self._marks[1][0] > PACE_SECONDS:
             self._marks.popleft()
+        if len(self._marks) > 2 and self._marks[0][0] == 0:  # the first chunk is short, and warms the device up
+            self._marks.popleft()
         (first, before), (last, _) = self._marks[0], self._marks[-1]
         self.seconds = (last - first) / (done - before)
         return self.seconds

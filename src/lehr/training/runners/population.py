@@ -19,8 +19,8 @@ from lehr.training.runners.device import measured_first, metric_names, traced_on
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding
 from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
 
-MOST_BYTES = 64 << 20
-"""Maximum size of the metrics of a chunk, which stay on the device until it ends."""
+MOST_BYTES = 16 << 20
+"""Maximum size of the metrics of a chunk, which stay on the device until it ends and are then copied as a whole."""
 
 
 class PopulationState(NamedTuple):
@@ -109,8 +109,7 @@ class PopulationRunner:
         sharding: MemberSharding = MEMBERS_ON_ONE_DEVICE,
     ) -> None:
         self.program, self.window, self.evolution, self.sharding = program, window, evolution, sharding
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.members)
-        names = metric_names(program, one, state.size // sharding.devices)
+        names = metric_names(program, one_member(state.members), state.size // sharding.devices)
         self.names = (*names, *(evolution.names if evolution is not None else ()))
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
@@ -121,7 +120,10 @@ class PopulationRunner:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution, self.sharding)
         self._compiled = _compiled(*static, structure, shapes)
-        if (need := needed_memory(self._compiled)) > memory_size():
+        need = needed_memory(self._compiled)
+        if jax.default_backend() == "cpu":  # its devices share one memory
+            need *= self.sharding.devices
+        if need > memory_size():
             raise TooLarge(f"{need / 2**30:.1f} GiB of {memory_size() / 2**30:.1f} GiB")
 
     def begin(self, state: PopulationState) -> PopulationState:
@@ -139,6 +141,11 @@ class PopulationRunner:
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
+
+
+def one_member(members: TrainState) -> TrainState:
+    """The shapes of the state of one member, from those of all."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), members)
 
 
 @functools.lru_cache(maxsize=2)

@@ -1,0 +1,63 @@
+"""Which kernels JAX has lowered for a GPU before, so that a later process need not try.
+
+Before a kernel becomes part of a larger program, it is lowered alone, so that one that JAX refuses can be replaced.
+That takes a second. What was lowered is remembered in `kernels.json` beside JAX's compiled programs, by JAX's version
+and the source of the kernels. Without a cache on this machine, or with a damaged file, nothing is remembered.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import jax
+
+from lehr.files import write_json
+
+_MOST = 1000
+"""Kernels that are remembered; the oldest are forgotten first."""
+
+
+def is_known(description: str) -> bool:
+    """Whether a kernel of this description was lowered before."""
+    return _name(description) in _read()
+
+
+def remember(description: str) -> None:
+    """Remember that a kernel of this description was lowered."""
+    path = _path()
+    if path is None:
+        return
+    known = [*_read(), _name(description)]
+    with contextlib.suppress(OSError):  # the disk is full, or another process writes it too
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, known[-_MOST:])
+
+
+def _name(description: str) -> str:
+    lasting = re.sub(r"0x[0-9a-f]+", "", description)  # addresses differ in every process
+    return hashlib.sha256(f"{_source()} {lasting}".encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _source() -> str:
+    """What decides whether JAX lowers a kernel, besides its description."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return " ".join([jax.__version__, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+
+
+def _path() -> Path | None:
+    """The file, in the folder of JAX's compilation cache; `None` if that is off or on another machine."""
+    folder = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return None if not folder or "://" in folder else Path(folder) / "kernels.json"
+
+
+def _read() -> list[str]:
+    try:
+        path = _path()
+        found = [] if path is None else json.loads(path.read_text())
+        return found if isinstance(found, list) else []
+    except (OSError, ValueError, RecursionError):
+        return []
