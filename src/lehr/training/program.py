@@ -148,9 +148,8 @@ def assemble(
         found |= config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     loaded = model.load() if loaded is None else loaded
-    make_state = partial(initial_state, program)
-    make_state = partial(jax.eval_shape, make_state) if abstract else jax.jit(make_state)
-    return program, make_state(coefficients, params, key, loaded.data)
+    state_of, arguments = partial(initial_state, program), (coefficients, params, key, loaded.data)
+    return program, jax.eval_shape(state_of, *arguments) if abstract else jax.jit(state_of)(*arguments)
 
 
 def build_reward_model(
