@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -32,6 +33,7 @@ from lehr.config import (
     to_yaml,
     with_preset,
 )
+from lehr.config import fields as fields_module
 from lehr.errors import InputError
 from lehr.networks.actor_critic import NetworkConfig
 from lehr.schedules import Coefficient, Controller, coefficient_schedule, constant, linear, plateau, schedule
@@ -939,6 +941,16 @@ def test_help_is_the_docstring_under_the_field():
     assert found["target_kl"].type_text == "a number or a schedule such as '0.03 -> 0.001 cosine', or none"
     assert found["optimiser"].type_text == "one of adam, adamw, muon"
     assert all(described.help for described in describe(NetworkConfig))
+
+
+def test_several_threads_may_read_the_same_classes():
+    """Python 3.11 cannot parse in two threads at once, and help texts are parsed from the source."""
+    classes = settings_classes("ppo")
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            fields_module._docstrings.cache_clear()
+            found = list(pool.map(fields_module._docstrings, classes * 4))
+            assert found[: len(classes)] * 4 == found
 
 
 def test_a_class_without_source_has_no_help():

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import textwrap
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -240,13 +241,18 @@ def _type_text(kind: Any, where: str) -> str:
     return _TYPE_TEXTS[kind]
 
 
+_PARSING = threading.Lock()
+"""Python 3.11 raises a SystemError if two threads parse at the same time."""
+
+
 @cache
 def _docstrings(cls: type) -> dict[str, str]:
     """Return the docstring under each field, from the source of the class and its parents."""
     found: dict[str, str] = {}
     for parent in reversed([base for base in cls.__mro__ if dataclasses.is_dataclass(base)]):
         try:
-            source = ast.parse(textwrap.dedent(inspect.getsource(parent)))
+            with _PARSING:
+                source = ast.parse(textwrap.dedent(inspect.getsource(parent)))
         except (OSError, TypeError, SyntaxError):  # made at run time: no source, or inspect finds the wrong lines
             continue
         bodies = [part.body for part in source.body if isinstance(part, ast.ClassDef) and part.name == parent.__name__]
