@@ -8,12 +8,12 @@ The last column is the rate divided by that of PPO in the same run.
 """
 
 import argparse
-import time
 from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+import together
 
 from lehr import algorithms
 from lehr.config import build
@@ -25,22 +25,21 @@ LEFT_OUT = {"gail", "dreamer"}
 """One needs demonstrations; the other learns from its replay, so its rate says nothing beside these."""
 
 
-def rate(name: str, num_envs: int, horizon: int, updates: int, turns: int) -> float:
-    """Env steps per second: the best of a few turns."""
+def compiled(name: str, num_envs: int, horizon: int) -> dict[str, together.Run]:
+    """Compile the updates of an algorithm."""
     given: dict[str, Any] = {"num_envs": num_envs, "horizon": horizon}
     if name == "recurrent_ppo":
         given["torso"] = "mingru"
     settings, network = build(algorithms.settings_of(name), given)
     program, state = assemble(name, "CartPole-v1", settings, network, TOTAL)
-    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0)
-    best = float("inf")
-    for turn in range(turns + 1):
-        begin = time.perf_counter()
-        state, rows = compiled(state, jnp.int32(updates))
-        jax.block_until_ready(rows)
-        if turn:  # the first one compiles
-            best = min(best, time.perf_counter() - begin)
-    return num_envs * horizon * updates / best
+    held = [state]
+    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0).lower(state, np.int32(1)).compile()
+
+    def run(updates: int) -> Any:
+        held[0], rows = compiled(held[0], np.int32(updates))
+        return jax.block_until_ready(rows)
+
+    return {name: run}
 
 
 def main() -> None:
@@ -54,9 +53,11 @@ def main() -> None:
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; {num_envs} environments x {horizon} steps")
     print("| algorithm | million env steps / s | of PPO's |")
     print("|---|---|---|")
+    runs = together.compiled([partial(compiled, name, num_envs, horizon) for name in names])
     found: dict[str, float] = {}
-    for name in names:
-        found[name] = rate(name, num_envs, horizon, updates, turns=3)
+    for run in runs:
+        found |= together.steps_per_second(run, num_envs * horizon, updates, turns=3)
+        name = next(reversed(found))
         print(f"| {name} | {found[name] / 1e6:.3g} | {found[name] / found['ppo']:.3g} |", flush=True)
 
 

@@ -4,7 +4,6 @@ No schedules, metrics, truncation, episode statistics or options: two tanh MLPs,
 of whole environments and Adam, in plain JAX. It shows what the trainer's features cost.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,8 +42,11 @@ def _forward(layers: Any, x: jax.Array) -> jax.Array:
     return x @ weight + bias
 
 
-def make(num_envs: int, horizon: int, minibatches: int, epochs: int, hidden: int = 64) -> tuple[Callable, Callable]:
-    """Return `init(key)`, which returns a carry, and `run(carry, updates)`, which makes `updates` (static) updates."""
+def make(num_envs: int, horizon: int, minibatches: int, epochs: int, hidden: int = 64) -> tuple[Any, Any]:
+    """Return `init(key)`, which returns a carry, and `run(carry, updates)`, which makes `updates` (static) updates.
+
+    Both are compiled by `jax.jit`.
+    """
 
     def init(key: jax.Array) -> Any:
         actor_key, critic_key, env_key, key = jax.random.split(key, 4)

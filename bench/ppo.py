@@ -5,20 +5,22 @@
 
 Everything is on: metrics, all coefficients scheduled, truncation, episode statistics. The ratio is what matters: above
 1, the trainer with all its features is faster than the bare loop without them. PureJaxRL runs beside them if the
-variable PUREJAXRL names its folder (see bench/purejaxrl.py), where its networks have the same sizes.
+variable PUREJAXRL names its folder (see bench/purejaxrl.py), where its networks have the same sizes. All programs are
+compiled at the same time, before the first is timed.
 """
 
 import argparse
 import json
-import time
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import bare
 import jax
 import jax.numpy as jnp
+import numpy as np
 import purejaxrl
+import together
 
 from lehr.algorithms import ppo
 from lehr.config import coefficients
@@ -27,7 +29,6 @@ from lehr.schedules.bundle import population
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk
 
-Runner = Callable[[int], Any]
 Settings = dict[str, Any]
 TOTAL = 10**12
 SCHEDULED = {
@@ -42,102 +43,128 @@ SCHEDULED = {
 CONSTANT = {name: text.split(", ")[-1].split(" ")[0] for name, text in SCHEDULED.items()}
 
 
-def lehr_runners(settings: Settings, variants: dict[str, Settings], network: Settings) -> dict[str, Runner]:
-    """Return a function that makes updates for each variant of the coefficients; all share one compiled program."""
+VARIANTS = {"scheduled": SCHEDULED, "constant": CONSTANT}
+
+
+def lehr_runs(settings: Settings, variants: dict[str, Settings], network: Settings) -> dict[str, together.Run]:
+    """Compile the updates of a run; return them for each variant of the coefficients, which share the program."""
     plain = {"normalise_observations": False, **settings}  # as in the bare loop
     configs = [ppo.Config(**plain, **variant) for variant in variants.values()]
     program, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
     found = [coefficients(config, TOTAL) for config in configs]
     stacked = population([{name: one[name] for name in state.coefficients.names} for one in found])
-    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0)
+    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0).lower(state, np.int32(1)).compile()
 
-    def runner(index: int) -> Runner:
+    def run_of(index: int) -> together.Run:
         own = jax.tree.map(lambda leaf: leaf[index], stacked)
         held = [jax.tree.map(jnp.copy, state._replace(coefficients=own))]
 
         def run(updates: int) -> Any:
-            held[0], rows = compiled(held[0], jnp.int32(updates))
+            held[0], rows = compiled(held[0], np.int32(updates))
             return jax.block_until_ready(rows)
 
         return run
 
-    return {name: runner(index) for index, name in enumerate(variants)}
+    return {name: run_of(index) for index, name in enumerate(variants)}
 
 
-def bare_runner(num_envs: int, horizon: int, minibatches: int, epochs: int, hidden: int) -> Runner:
-    init, compiled = bare.make(num_envs, horizon, minibatches, epochs, hidden)
+def bare_run(sizes: Settings, hidden: int, updates: int) -> dict[str, together.Run]:
+    """Compile the bare loop."""
+    init, loop = bare.make(**sizes, hidden=hidden)
     held = [init(jax.random.key(0))]
+    compiled = loop.lower(held[0], updates).compile()
 
-    def run(updates: int) -> Any:
-        held[0], rows = compiled(held[0], updates)
+    def run(count: int) -> Any:
+        assert count == updates
+        held[0], rows = compiled(held[0])
         return jax.block_until_ready(rows)
 
-    return run
+    return {"bare": run}
 
 
-def steps_per_second(
-    runners: dict[str, Callable[[int], Any]], steps: int, updates: int, turns: int
-) -> dict[str, float]:
-    """Return the best time of each over a few alternating turns, so that noise affects all of them alike."""
-    best = dict.fromkeys(runners, float("inf"))
-    for run in runners.values():
-        run(updates)
-    for _ in range(turns):
-        for name, run in runners.items():
-            begin = time.perf_counter()
-            run(updates)
-            best[name] = min(best[name], time.perf_counter() - begin)
-    return {name: steps * updates / seconds for name, seconds in best.items()}
+@dataclass
+class Row:
+    """One row of the table: Lehr and its baselines at the same sizes."""
+
+    sizes: Settings
+    updates: int
+    turns: int
+    hidden: int = 64
+    settings: Settings = field(default_factory=lambda: {"minibatching": "segments"})
+    network: Settings = field(default_factory=dict)
+    is_compared: bool = True
+
+    def makes(self) -> list[together.Make]:
+        """What is compiled for it."""
+        settings, variants = {**self.settings, **self.sizes}, VARIANTS if self.is_compared else {"lehr": {}}
+        network = self.network or {"hidden_sizes": (self.hidden, self.hidden)}
+        found: list[together.Make] = [partial(lehr_runs, settings, variants, network)]
+        if self.is_compared:
+            found.append(partial(bare_run, self.sizes, self.hidden, self.updates))
+        if self.is_compared and self.hidden == 64 and purejaxrl.is_there():
+            found.append(lambda: {"purejaxrl": purejaxrl.runner(**self.sizes, updates=self.updates)})
+        return found
+
+    def measure(self, runs: dict[str, together.Run]) -> str:
+        """Time the programs, and return the row."""
+        steps = self.sizes["num_envs"] * self.sizes["horizon"]
+        found = together.steps_per_second(runs, steps, self.updates, self.turns)
+        row = {**self.sizes, **(self.network or {"hidden": self.hidden})}
+        row |= {name: float(f"{rate / 1e6:.3g}") for name, rate in found.items()}
+        for name in ("bare", "purejaxrl"):
+            if name in found:
+                row[f"lehr / {name}"] = round(found["scheduled"] / found[name], 2)
+        if self.is_compared:
+            row["scheduled / constant"] = round(found["scheduled"] / found["constant"], 3)
+        return json.dumps(row)
 
 
-def compare(
-    num_envs: int, horizon: int, minibatches: int, epochs: int, updates: int, turns: int, hidden: int = 64
-) -> None:
-    sizes = {"num_envs": num_envs, "horizon": horizon, "minibatches": minibatches, "epochs": epochs}
-    settings = {**sizes, "minibatching": "segments"}
-    variants = {"scheduled": SCHEDULED, "constant": CONSTANT}
-    runners = {
-        "bare": bare_runner(**sizes, hidden=hidden),
-        **lehr_runners(settings, variants, {"hidden_sizes": (hidden, hidden)}),
-    }
-    if hidden == 64 and purejaxrl.is_there():
-        runners["purejaxrl"] = purejaxrl.runner(**sizes, updates=updates)
-    found = steps_per_second(runners, num_envs * horizon, updates, turns)
-    row = {**sizes, "hidden": hidden, **{name: float(f"{rate / 1e6:.3g}") for name, rate in found.items()}}
-    row |= {
-        f"lehr / {name}": round(found["scheduled"] / found[name], 2) for name in ("bare", "purejaxrl") if name in found
-    }
-    row["scheduled / constant"] = round(found["scheduled"] / found["constant"], 3)
-    print(json.dumps(row), flush=True)
+def sized(num_envs: int, horizon: int, minibatches: int, epochs: int) -> Settings:
+    return {"num_envs": num_envs, "horizon": horizon, "minibatches": minibatches, "epochs": epochs}
 
 
-def puffer(num_envs: int, horizon: int, minibatches: int, updates: int, turns: int) -> None:
-    settings = {**ppo.Config.PRESETS["puffer"], "num_envs": num_envs, "horizon": horizon, "minibatches": minibatches}
+def puffer(num_envs: int, horizon: int, minibatches: int, updates: int, turns: int) -> Row:
+    """A row of PufferLib's recipe, which has no bare loop."""
+    preset = ppo.Config.PRESETS["puffer"]
+    sizes = sized(num_envs, horizon, minibatches, preset["epochs"])
     network = {"torso": "mingru", "recurrent_size": 128, "shared": True}
-    found = steps_per_second(lehr_runners(settings, {"puffer": {}}, network), num_envs * horizon, updates, turns)
-    row = {"preset": "puffer", "num_envs": num_envs, "horizon": horizon, "minibatches": minibatches}
-    print(json.dumps({**row, "Msteps/s": round(found["puffer"] / 1e6, 2)}), flush=True)
+    return Row(sizes, updates, turns, settings=preset, network=network, is_compared=False)
+
+
+GPU_ROWS = [
+    Row(sized(4096, 64, 8, 1), updates=200, turns=3),
+    Row(sized(2048, 16, 32, 4), updates=100, turns=3),
+    Row(sized(65536, 64, 8, 1), updates=50, turns=3),
+    Row(sized(4096, 64, 8, 1), updates=50, turns=3, hidden=128),
+    Row(sized(4096, 64, 8, 1), updates=50, turns=3, hidden=256),
+    Row(sized(2048, 16, 32, 4), updates=50, turns=3, hidden=256),
+    puffer(4096, 64, 8, updates=50, turns=3),
+    puffer(16384, 64, 8, updates=20, turns=3),
+]
+CPU_ROWS = [
+    Row(sized(256, 64, 8, 1), updates=10, turns=3),
+    Row(sized(64, 16, 8, 4), updates=20, turns=3),
+    Row(sized(4, 128, 4, 4), updates=100, turns=5),  # PureJaxRL's own sizes, and with more environments
+    Row(sized(64, 128, 4, 4), updates=20, turns=3),
+    puffer(256, 64, 8, updates=3, turns=2),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="use sizes for one large GPU")
+    rows = GPU_ROWS if parser.parse_args().gpu else CPU_ROWS
+    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; millions of env steps per second", flush=True)
+    if purejaxrl.is_there():
+        purejaxrl.module()  # imports are not for several threads
+    else:
+        print(f"without PureJaxRL: {purejaxrl.FOLDER} does not name its folder")
+    makes = [row.makes() for row in rows]
+    found = iter(together.compiled([make for of_row in makes for make in of_row]))
+    for row, of_row in zip(rows, makes, strict=True):
+        runs = {name: run for _ in of_row for name, run in next(found).items()}
+        print(row.measure(runs), flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpu", action="store_true", help="use sizes for one large GPU")
-    arguments = parser.parse_args()
-    print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}; millions of env steps per second")
-    if not purejaxrl.is_there():
-        print(f"without PureJaxRL: {purejaxrl.FOLDER} does not name its folder")
-    if arguments.gpu:
-        compare(4096, 64, 8, 1, updates=200, turns=3)
-        compare(2048, 16, 32, 4, updates=100, turns=3)
-        compare(65536, 64, 8, 1, updates=50, turns=3)
-        for hidden in (128, 256):
-            compare(4096, 64, 8, 1, updates=50, turns=3, hidden=hidden)
-        compare(2048, 16, 32, 4, updates=50, turns=3, hidden=256)
-        puffer(4096, 64, 8, updates=50, turns=3)
-        puffer(16384, 64, 8, updates=20, turns=3)
-    else:
-        compare(256, 64, 8, 1, updates=10, turns=3)
-        compare(64, 16, 8, 4, updates=20, turns=3)
-        compare(4, 128, 4, 4, updates=100, turns=5)  # PureJaxRL's own sizes, and with more environments
-        compare(64, 128, 4, 4, updates=20, turns=3)
-        puffer(256, 64, 8, updates=3, turns=2)
+    main()

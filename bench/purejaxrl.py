@@ -5,8 +5,8 @@
     python bench/purejaxrl.py           its PPO on CartPole at its own sizes
 
 It was written for older packages. What has changed since stands in for them here: Gymnax 1.0 tells terminations from
-truncations, distrax does not import with a new JAX, and its wrappers import
-Brax and NAVIX, which CartPole does not use.
+truncations, distrax does not import with a new JAX, and its wrappers import Brax and NAVIX, which CartPole does not
+use.
 """
 
 import importlib
@@ -117,8 +117,8 @@ def runner(
         "ANNEAL_LR": True,
     }
     train = module().make_train(config)
-    compiled = jax.jit(train if members == 1 else jax.vmap(train))
     keys = jax.random.PRNGKey(0) if members == 1 else jax.random.split(jax.random.PRNGKey(0), members)
+    compiled = jax.jit(train if members == 1 else jax.vmap(train)).lower(keys).compile()
 
     def run(count: int) -> Any:
         assert count == updates
