@@ -1,5 +1,7 @@
 """The keys of actions."""
 
+import contextlib
+
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from lehr.networks import NetworkConfig
 from lehr.spaces import Box, Discrete
 from lehr.training.iteration import next_rollout
 from lehr.training.program import assemble
+from lehr.training.runners.host import HostRunner, complete
 
 
 def distinct(space, noise_steps):
@@ -36,10 +39,25 @@ def test_noise_is_kept_for_at_least_one_step():
         ppo.Config(noise_steps=0)
 
 
-def test_a_rollout_keeps_its_noise():
+def check_noise_is_kept(log_prob):
     """The log probability of a normal distribution whose deviation does not depend on the state is that of its noise."""
-    config = ppo.Config(num_envs=3, horizon=8, minibatches=1, noise_steps=4)
-    program, state = assemble("ppo", "Pendulum-v1", config, NetworkConfig(), 1000)
-    found = np.asarray(next_rollout(program, state).rollout.log_prob).reshape(2, 4, 3)
+    found = np.asarray(log_prob).reshape(2, 4, 3)
     np.testing.assert_allclose(found, np.broadcast_to(found[:, :1], found.shape), atol=1e-4)
     assert (np.abs(found[0, 0] - found[1, 0]) > 1e-3).all()
+
+
+CONFIG = {"num_envs": 3, "horizon": 8, "minibatches": 1, "noise_steps": 4}
+
+
+def test_a_rollout_keeps_its_noise():
+    program, state = assemble("ppo", "Pendulum-v1", ppo.Config(**CONFIG), NetworkConfig(), 1000)
+    check_noise_is_kept(next_rollout(program, state).rollout.log_prob)
+
+
+def test_a_rollout_on_the_host_keeps_its_noise():
+    pytest.importorskip("gymnasium")
+    program, state = assemble("ppo", "gym:Pendulum-v1", ppo.Config(**CONFIG), NetworkConfig(), 1000)
+    runner = HostRunner(program, state, overlap=False, warn=print)
+    with contextlib.closing(runner):
+        begun = runner.begin(complete(program, state, overlap=False))
+        check_noise_is_kept(runner._collect(begun, begun.actor, 0).rollout.log_prob)

@@ -15,8 +15,8 @@ ASK = {  # how to ask each shell, with FILE for the script and WORDS for what wa
     # zsh completes only at a terminal: here its helpers print what they would offer, of which it takes what fits.
     "zsh": [
         "-fc",
-        "compdef() { }; _files() { }; _message() { }; _describe() { print -l -- ${(P)2} }; source $0;"
-        "words=($@); CURRENT=$#; [[ -z $@[-1] ]] && words+=(''); _lehr | sed 's/:.*//' | grep -- \"^$@[-1]\"",
+        "compdef() { }; _files() { }; _message() { }; _describe() { print -rl -- ${(P)2} }; source $0;"
+        "words=($@); CURRENT=$#; [[ -z $@[-1] ]] && words+=(''); _lehr | sed 's/\\\\:/\\n/; s/:.*//; s/\\n/:/' | grep -- \"^$@[-1]\"",
     ],
     "fish": ["--no-config", "-c", 'source $argv[1]; complete -C (string join -- " " $argv[2..])'],
 }
@@ -52,6 +52,7 @@ def test_commands_options_and_values(complete):
     assert complete("zoo", "check", "tr") == ["trpo"]
     assert complete("--debug", "sweep", "--dry") == ["--dry-run"]
     assert complete("train", "ppo", "--env", "Cart") == sorted(name for name in envs.names() if name.startswith("Cart"))
+    assert complete("train", "ppo", "--env", "gymn") == ["gymnax:"]
     assert complete("train", "ppo", "--preset", "") == sorted(Config.PRESETS)
     assert complete("train", "dreamer", "--train-r") == ["--train-ratio"]
     assert complete("train", "ppo", "--train-r") == [], "a setting of another algorithm"

@@ -1,6 +1,7 @@
 """Which kernels JAX has lowered before."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from lehr.kernels import lowered, mlp
@@ -13,10 +14,16 @@ PLAN = Plan(64, 0, 4, (8, 8), (2, 1), "tanh", None, 64, 4, 64, 4, 1, False)
 def folder(tmp_path):
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    mlp._refusal.cache_clear()
+    forget()
     yield tmp_path
     jax.config.update("jax_compilation_cache_dir", before)
+    forget()
+
+
+def forget():
+    """As in another process."""
     mlp._refusal.cache_clear()
+    lowered._lowered.clear()
 
 
 def test_a_kernel_is_lowered_alone_once_for_all_processes(folder, monkeypatch):
@@ -24,7 +31,7 @@ def test_a_kernel_is_lowered_alone_once_for_all_processes(folder, monkeypatch):
     forward = mlp.forward
     monkeypatch.setattr(mlp, "forward", lambda *given: tried.append(1) or forward(*given))
     for _ in range(2):
-        mlp._refusal.cache_clear()  # as in another process
+        forget()
         assert mlp._refusal(PLAN) == ""
     assert tried == [1]
 
@@ -35,17 +42,36 @@ def test_a_kernel_that_is_refused_is_tried_again(folder, monkeypatch):
 
     monkeypatch.setattr(mlp, "forward", refuse)
     for _ in range(2):
-        mlp._refusal.cache_clear()
+        forget()
         assert mlp._refusal(PLAN) == "ValueError: no such operation"
     assert not (folder / "kernels.json").exists()
 
 
-def test_another_source_or_a_damaged_file_knows_nothing(folder, monkeypatch):
-    lowered.remember("loop at 0x7f01")
-    assert lowered.is_known("loop at 0x7f02")
-    assert not lowered.is_known("another loop at 0x7f01")
+def test_another_source_other_shapes_or_a_damaged_file_know_nothing(folder, monkeypatch):
+    tried = []
+
+    def is_tried(description, size=1):
+        """Whether JAX lowers such a kernel, in another process."""
+        forget()
+        before = len(tried)
+        lowered.check(description, lambda x: tried.append(1) or x + 1, jnp.zeros(size))
+        return len(tried) > before
+
+    assert is_tried("loop at 0x7f01")
+    assert not is_tried("loop at 0x7f02")
+    assert is_tried("another loop at 0x7f01")
+    assert is_tried("loop at 0x7f01", size=2)
     with monkeypatch.context() as changed:
         changed.setattr(lowered, "_source", lambda: "changed")
-        assert not lowered.is_known("loop at 0x7f01")
+        assert is_tried("loop at 0x7f01")
     (folder / "kernels.json").write_text("{")
-    assert not lowered.is_known("loop at 0x7f01")
+    assert is_tried("loop at 0x7f01")
+    assert not is_tried("loop at 0x7f01")  # the file is whole again
+
+
+def test_a_process_tries_a_kernel_once_even_without_a_cache(folder):
+    jax.config.update("jax_compilation_cache_dir", None)
+    tried = []
+    for _ in range(2):
+        lowered.check("loop", lambda x: tried.append(1) or x + 1, jnp.zeros(1))
+    assert tried == [1]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from lehr import algorithms, envs, rewards, zoo
 from lehr.cli import COMMANDS, make_parsers
 from lehr.config.build import presets_of
+from lehr.envs.adapters import ADAPTERS
 from lehr.errors import InputError, closest
 from lehr.training.plan import settings_classes
 
@@ -93,7 +94,8 @@ def _arguments() -> dict[str, dict[str, str]]:
 
 
 def _values() -> dict[str, tuple[str, ...]]:
-    return {"--env": tuple(envs.names()), "--reward-model": tuple(rewards.BUILT_IN), "--on": ("ray",)}
+    suites = (f"{prefix}:" for prefix in ADAPTERS)
+    return {"--env": (*envs.names(), *suites), "--reward-model": tuple(rewards.BUILT_IN), "--on": ("ray",)}
 
 
 def _options(parser: argparse.ArgumentParser, values: dict[str, tuple[str, ...]]) -> tuple[Option, ...]:
@@ -132,6 +134,8 @@ _lehr() {{
             [[ "$word" == -* ]] && words="$flags" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))
+    [[ "${{COMPREPLY[*]}}" == *: ]] && compopt -o nospace 2>/dev/null
+    return 0
 }}
 complete -o default -F _lehr lehr
 """
@@ -211,7 +215,8 @@ def zsh(found: Sequence[Context]) -> str:
 
     def values(option: Option) -> str:
         action = "" if option.is_place or option.values else "; _message value; return"
-        return f"offered=({' '.join(map(shlex.quote, option.values or ()))}){action}"
+        offered = (word.replace(":", "\\:") for word in option.values or ())
+        return f"offered=({' '.join(map(shlex.quote, offered))}){action}"
 
     return _with_cases(_ZSH, found, "({})", offers, values)
 

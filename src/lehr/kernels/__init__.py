@@ -113,20 +113,13 @@ def value_and_grad(
         (total, others), gradients = in_plain_jax(by_rows or loss)
         return mlp_loss.Found(total, others, ravel_pytree(gradients)[0], None)
 
-    if not is_chosen("mlp_loss", packed):
-        return in_plain_jax()
-    try:
+    def by_kernel() -> Any:
         found = mlp_loss.value_and_grad(by_rows or loss, packed, unpack, in_one_vector)
         return (found.total, found.others), Packed(found.gradient, found.norm)
-    except Unsupported as reason:
-        logging.getLogger("lehr").debug("The loss is not part of a kernel: %s.", reason)
-        failure: Exception | None = None
-    except Exception as error:  # any error that another JAX version may raise
-        failure = error
-    plain_result = in_plain_jax()  # an error in the loss itself is raised here, without a warning
-    if failure is not None:
-        _warn_once("mlp_loss", failure)
-    return plain_result
+
+    if not is_chosen("mlp_loss", packed):
+        return in_plain_jax()
+    return _tried("mlp_loss", by_kernel, in_plain_jax)
 
 
 def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unroll: int = 1) -> Any:
@@ -135,20 +128,13 @@ def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unr
     def in_plain_jax() -> Any:
         return jax.lax.scan(body, start, rows, unroll=unroll)
 
-    if not is_chosen("row_loop", start, rows):
-        return in_plain_jax()
-    try:
+    def by_kernel() -> Any:
         with plain():  # so that products are visible
             return row_loop.scan(body, start, rows, in_plain_jax)
-    except Unsupported as reason:
-        logging.getLogger("lehr").debug("The rollout is not one kernel: %s.", reason)
-        failure: Exception | None = None
-    except Exception as error:  # any error that another JAX version may raise
-        failure = error
-    found = in_plain_jax()  # an error in the body itself is raised here, without a warning
-    if failure is not None:
-        _warn_once("row_loop", failure)
-    return found
+
+    if not is_chosen("row_loop", start, rows):
+        return in_plain_jax()
+    return _tried("row_loop", by_kernel, in_plain_jax)
 
 
 _plain: contextvars.ContextVar[bool] = contextvars.ContextVar("plain", default=False)
@@ -172,13 +158,7 @@ def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def call(*arguments: PyTree) -> PyTree:
         if not is_chosen("written_out", *arguments):
             return function(*arguments)
-        try:
-            return rewritten(*arguments)
-        except Exception as error:  # any program that the rewriting does not support
-            failure = error
-        outputs = function(*arguments)  # an error in the function itself is raised here, without a warning
-        _warn_once("written_out", failure)
-        return outputs
+        return _tried("written_out", lambda: rewritten(*arguments), lambda: function(*arguments))
 
     return call
 
@@ -213,6 +193,21 @@ def _is_split(arguments: PyTree) -> bool:
     types = [getattr(jax.typeof(x), "sharding", None) for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
     meshes = [jax.sharding.get_abstract_mesh(), *(getattr(sharding, "mesh", None) for sharding in types)]
     return any(mesh is not None and mesh.size > 1 and not mesh.are_all_axes_manual for mesh in meshes)
+
+
+def _tried(name: str, by_kernel: Callable[[], Any], in_plain_jax: Callable[[], Any]) -> Any:
+    """Return what a kernel computes, or plain JAX if it cannot."""
+    failure: Exception | None = None
+    try:
+        return by_kernel()
+    except Unsupported as reason:
+        logging.getLogger("lehr").debug("The kernel %s does not fit here: %s.", name, reason)
+    except Exception as error:  # any error that another JAX version may raise
+        failure = error
+    found = in_plain_jax()  # an error in the user's own code is raised here, without a warning
+    if failure is not None:
+        _warn_once(name, failure)
+    return found
 
 
 _warned: set[str] = set()

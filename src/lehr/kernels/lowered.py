@@ -10,30 +10,46 @@ import functools
 import hashlib
 import json
 import re
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lehr.files import write_json
+from lehr.types import PyTree
 
 _MOST = 1000
 """Kernels that are remembered; the oldest are forgotten first."""
 
 
-def is_known(description: str) -> bool:
-    """Whether a kernel of this description was lowered before."""
-    return _name(description) in _read()
+def check(description: str, kernel: Callable[..., Any], *arguments: PyTree) -> None:
+    """Raise JAX's error if it cannot lower a kernel for a GPU; one that it lowered before is not tried again.
 
-
-def remember(description: str) -> None:
-    """Remember that a kernel of this description was lowered."""
-    path = _path()
-    if path is None:
+    Args:
+        description: everything that the kernel depends on besides its source and the arguments' shapes.
+        kernel: a function of arrays.
+        arguments: arrays or their shapes.
+    """
+    given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arguments)
+    name = _name(f"{description} {given}")
+    if name in _lowered or name in (saved := _read()):
+        _lowered.add(name)
         return
-    known = [*_read(), _name(description)]
-    with contextlib.suppress(OSError):  # the disk is full, or another process writes it too
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, known[-_MOST:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # compiling the program will repeat them
+        jax.jit(kernel).trace(*given).lower(lowering_platforms=("cuda",))
+    _lowered.add(name)
+    if (path := _path()) is not None:
+        with contextlib.suppress(OSError):  # the disk is full, or another process writes it too
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, [*saved, name][-_MOST:])
+
+
+_lowered: set[str] = set()
+"""The kernels that this process knows."""
 
 
 def _name(description: str) -> str:

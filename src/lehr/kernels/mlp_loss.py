@@ -14,7 +14,6 @@ import contextlib
 import contextvars
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lehr.kernels import mlp
+from lehr.kernels import lowered, mlp
 from lehr.kernels.members import members
 from lehr.kernels.mlp_loss_program import Layout, gradients
 from lehr.kernels.mlp_programs import Layer, Plan
@@ -120,7 +119,7 @@ def value_and_grad(
     known = row_loss.known()
     if call.plan.interpret:
         return by_kernel(packed, known)
-    _check((call.plan, layout, row_loss.text), by_kernel, packed, known)
+    lowered.check(f"mlp_loss {members()} {(call.plan, layout, row_loss.text)}", by_kernel, packed, known)
     has_norm = call.plan.backward_programs == 1
 
     def plain(packed: jax.Array, known: Mapping[int, Any]) -> Found:
@@ -199,20 +198,6 @@ def _plan(plan: Plan) -> Plan:
         return replace(plan, backward_block_rows=BLOCK_ROWS, backward_num_warps=NUM_WARPS)
     rows = min(MEMBER_BLOCK_ROWS, max(mlp.FEWEST_ROWS, plan.block_rows))
     return replace(plan, backward_block_rows=rows, backward_num_warps=MEMBER_NUM_WARPS)
-
-
-_lowered: set[Any] = set()
-"""The kernels that JAX is known to lower."""
-
-
-def _check(key: Any, function: Callable[..., Any], *arguments: PyTree) -> None:
-    """Raise if JAX cannot lower the kernel for a GPU, before it is part of a larger program."""
-    if key not in _lowered:
-        given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arguments)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # compiling the program will repeat them
-            jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",))
-        _lowered.add(key)
 
 
 _interceptor: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("interceptor", default=None)

@@ -11,7 +11,6 @@ columns, and products with weights. Results equal those of `jax.lax.scan` up to 
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,15 +126,8 @@ class _Loop:
 
     def check(self, arrays: Sequence[Any]) -> None:
         """Raise if JAX cannot lower the kernel for a GPU, before it is part of a larger program."""
-        key = (self.program.text, self.rows, self.steps, self.block)
-        description = f"row_loop {members()} {key}"
-        if key not in _lowered and not lowered.is_known(description):
-            given = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # compiling the program will repeat them
-                jax.jit(lambda *arrays: self.run(arrays)).trace(*given).lower(lowering_platforms=("cuda",))
-            lowered.remember(description)
-        _lowered.add(key)
+        description = f"row_loop {members()} {(self.program.text, self.rows, self.steps, self.block)}"
+        lowered.check(description, lambda *arrays: self.run(arrays), *arrays)
 
     def run(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Return the carry after the last step, and what is stored in each, `[T, ...]`."""
@@ -189,10 +181,6 @@ class _Loop:
             raise Unsupported("a carry whose rows are not its first axis")
         stored = [_as_columns(values[value.number]) for value in self.stored]
         return [_vector(cell, self.block) for block in after for cell in block.cells.flat], stored
-
-
-_lowered: set[Any] = set()
-"""The kernels that JAX is known to lower."""
 
 
 @dataclass(frozen=True)
