@@ -162,7 +162,8 @@ def test_all_spellings_of_a_coefficient(monkeypatch, flags, values):
 
     monkeypatch.setattr(lehr, "train", train, raising=False)
     assert call("train", "ppo", "--total-steps", "1000", *flags)[0] == 1
-    del asked["run_dir"], asked["from_run"], asked["trust"], asked["tuned"]
+    for option in ("run_dir", "from_run", "trust", "tuned", "distributed"):
+        del asked[option]
     _, settings = config.build([RunConfig, ppo.Config], asked)
     entropy_coef = config.coefficients(settings, total_steps=1000)["entropy_coef"]
     assert [entropy_coef(step) for step in (0, 500, 1000)] == pytest.approx(values)
