@@ -315,6 +315,17 @@ def test_addresses_that_cannot_be_are_refused_in_one_sentence(given, message, mo
     assert str(error.value) == message
 
 
+def test_a_port_in_use_is_one_sentence():
+    with socket.create_server(("", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(InputError) as error:
+            Addresses(address, 2, 0).initialise_jax()
+    assert str(error.value) == (
+        f"JAX_COORDINATOR_ADDRESS is {address}, but process 0 cannot listen to port {address[10:]} (Address already in "
+        "use); choose another one, and check that only one process has JAX_PROCESS_ID=0."
+    )
+
+
 def test_a_run_that_another_host_does_not_see_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "FILE_SECONDS", 0.1)
     status = tmp_path / "run" / "status.json"

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ class Addresses:
         """Connect the devices of all processes, unless the program did that already."""
         if jax.distributed.is_initialized():
             return
+        if self.coordinator is not None and self.process == 0:
+            self._check_port(self.coordinator)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
             jax.distributed.initialize(
@@ -81,6 +84,17 @@ class Addresses:
             raise InputError(
                 "distributed is set, but JAX is in use already; call lehr.train before anything else that uses JAX, "
                 "or call jax.distributed.initialize yourself at the start."
+            ) from error
+
+    def _check_port(self, coordinator: str) -> None:
+        """Refuse a port in use before JAX shares it with whoever has it, and aborts."""
+        port = int(coordinator.rpartition(":")[2])
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            raise InputError(
+                f"{VARIABLES[0]} is {coordinator}, but process 0 cannot listen to port {port} ({error.strerror}); choose "
+                f"another one, and check that only one process has {VARIABLES[2]}=0."
             ) from error
 
     @contextlib.contextmanager

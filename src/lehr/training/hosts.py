@@ -61,7 +61,13 @@ class Hosts:
         self.run: Path | None = None
         """The directory of the run, once it can be resumed."""
         self._links: dict[int, _Link] = {}
-        self.begin()
+        self._is_over = False
+        """Whether others may leave."""
+        self._exit_code: int | None = None
+        """Set if this process failed."""
+        self._stop: Callable[[str], object] | None = None
+        self._stop_reason: str | None = None
+        """Why the user stopped another process."""
 
     @property
     def leads(self) -> bool:
@@ -123,14 +129,8 @@ class Hosts:
 
     def begin(self) -> None:
         """Begin a run: from now on no process may leave."""
-        self.run = None
+        self.run = self._exit_code = self._stop = self._stop_reason = None
         self._is_over = False
-        """Whether others may leave."""
-        self._exit_code: int | None = None
-        """Set if this process failed."""
-        self._stop: Callable[[str], object] = lambda reason: None
-        self._stop_reason: str | None = None
-        """Why the user stopped another process."""
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on."""
@@ -154,12 +154,13 @@ class Hosts:
 
     def leave(self) -> None:
         """At the end of this process, wait for the others; skip the end of JAX if it would wait in vain for minutes."""
-        if self._exit_code is None and self._all_leave():
+        code = self._exit_code
+        if code is None and self._all_leave():
             return
         sys.stdout.flush()
         sys.stderr.flush()
         self._let_leave()
-        os._exit(self._exit_code)
+        os._exit(1 if code is None else code)
 
     def _all_leave(self) -> bool:
         """Wait until all processes are at their end, process 0 last; return whether none was lost before."""
@@ -168,7 +169,6 @@ class Hosts:
             self._send(self._links[0], {"leaves": True})
         while waiting := [link for link in links if not link.has_left]:
             if lost := [link for link in waiting if not link.is_open]:
-                self._exit_code = 1
                 with contextlib.suppress(OSError):
                     os.write(2, f"lehr: {lost[0].name} was lost before its end; the run is complete.\n".encode())
                 return False
@@ -213,7 +213,8 @@ class Hosts:
             link.has_left = True
         elif "stop" in message:
             self._stop_reason = message["stop"]
-            self._stop(message["stop"])
+            if self._stop is not None:
+                self._stop(message["stop"])
         elif "failed" in message:  # this process may be about to fail in the same way
             link.has_failed = True
             self._end_soon(f"{link.name} {message['failed']}", message["code"])
