@@ -13,6 +13,8 @@ from lehr.errors import InputError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 TIME_LIMIT = "LEHR_CONNECT_SECONDS"
+OPTION = "LEHR_HOSTS_OPTION"
+"""Set by what started this process, if not the user: the option to start all processes again."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ class Addresses:
             socket.create_server(("", port)).close()
         except OSError as error:
             raise InputError(
-                f"{VARIABLES[0]} is {coordinator}, but process 0 cannot listen to port {port} ({error.strerror}); choose "
-                f"another one, and check that only one process has {VARIABLES[2]}=0."
+                f"{VARIABLES[0]} is {coordinator}, but process 0 cannot listen to port {port} "
+                f"({os.strerror(error.errno or 0)}); choose another one, and check that only one process has "
+                f"{VARIABLES[2]}=0."
             ) from error
 
     @contextlib.contextmanager
@@ -118,6 +121,11 @@ class Addresses:
         with contextlib.suppress(OSError):
             os.write(2, f"lehr: {text}\n".encode())
         os._exit(2)  # the main thread waits inside JAX, which cannot be interrupted
+
+
+def option() -> str:
+    """The option of `lehr resume` that continues this run on several hosts."""
+    return os.environ.get(OPTION) or "--distributed"
 
 
 def _number(name: str, default: str = "") -> float:

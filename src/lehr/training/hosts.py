@@ -33,7 +33,7 @@ from typing import Any
 import jax
 
 from lehr.errors import InputError
-from lehr.training.addresses import Addresses
+from lehr.training.addresses import Addresses, option
 from lehr.training.record import RunFailed
 
 BEAT_SECONDS = 5
@@ -203,7 +203,7 @@ class Hosts:
                 return
             silent = isinstance(error, BlockingIOError | TimeoutError)
             what = f"has not answered for {SILENT_SECONDS} s" if silent else "is gone"
-            again = "" if self.run is None else f" with 'lehr resume {self.run} --distributed'"
+            again = "" if self.run is None else f" with 'lehr resume {self.run} {option()}'"
             self._end(f"{link.name} {what}, and a run needs all its processes; start them again{again}.", 1)
 
     def _receive(self, link: "_Link", message: dict[str, Any]) -> None:
