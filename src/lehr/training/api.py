@@ -112,7 +112,7 @@ def _train(
         settings["env"] = env
     if from_run is None:
         with _preparing(algorithm, settings, instance):
-            plan = make_plan(algorithm, settings, instance).on_devices(hosts)
+            plan = make_plan(algorithm, settings, instance, spreads=True).on_devices(hosts)
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
@@ -191,7 +191,7 @@ def _resume(
         changed = _changed(algorithm, saved, settings)
         instance = None if isinstance(env, str) else env
         with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance).on_devices(hosts)
+            plan = make_plan(algorithm, changed, instance, spreads=True).on_devices(hosts)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
