@@ -213,7 +213,7 @@ def test_an_order_to_a_process_that_is_gone_waits_for_the_sentence_that_says_so(
 
 def test_a_stop_is_not_lost_while_process_0_prepares_the_run(connected):
     leader, theirs, _ = connected
-    theirs.send({"stop": "signal SIGINT"})
+    theirs.send({"stop": "signal SIGINT", "number": 0})
     wait_until(lambda: leader._stop_reason)
     reasons = []
     leader.when_stopped(reasons.append)
@@ -221,6 +221,24 @@ def test_a_stop_is_not_lost_while_process_0_prepares_the_run(connected):
     leader.begin()  # the next run
     leader.when_stopped(reasons.append)
     assert len(reasons) == 1
+
+
+def test_a_program_that_goes_on_after_a_run_that_failed_does_not_hear_of_it_again(connected, monkeypatch):
+    monkeypatch.setattr(hosts, "GRACE", 0.2)
+    leader, theirs, said = connected
+    leader.begin()
+    theirs.send({"failed": "failed: num_envs is 15", "code": 2, "number": 1})  # as this process does
+    theirs.send({"copies": "of the first run", "number": 1})
+    wait_until(lambda: leader._links[1].inbox.qsize())
+    leader.begin()
+    theirs.send({"failed": "failed: again, but late", "code": 2, "number": 1})
+    theirs.send({"copies": "of the second run", "number": 2})
+    assert leader.answers() == [{"copies": "of the second run", "number": 2}]
+    time.sleep(0.5)
+    assert said == []
+    theirs.send({"failed": "failed: in the second run", "code": 2, "number": 2})
+    wait_until(lambda: said)
+    assert said == [("Process 1 of 2 failed: in the second run", 2)]
 
 
 def test_strangers_do_not_keep_process_0_from_meeting_the_others(monkeypatch):

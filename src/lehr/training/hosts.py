@@ -42,6 +42,8 @@ SILENT_SECONDS = 25
 """A process that sends nothing for so long hangs, or its machine is gone."""
 GRACE = 3.0
 """Seconds for a process to end by itself, with a better message, before it is ended."""
+ABORT_SECONDS = 1.0
+"""Seconds for JAX to print that process 0 is gone, so that our sentence is not in the middle of that."""
 FILE_SECONDS = 60.0
 """Seconds until a file must be seen by all hosts; network file systems may remember for some that it is not there."""
 _KEY = "lehr/leader"
@@ -61,6 +63,8 @@ class Hosts:
         self.run: Path | None = None
         """The directory of the run, once it can be resumed."""
         self._links: dict[int, _Link] = {}
+        self._number = 0
+        """How many runs began. A program may go on after one that failed; what was said of that is then ignored."""
         self._is_over = False
         """Whether others may leave."""
         self._exit_code: int | None = None
@@ -90,7 +94,7 @@ class Hosts:
 
     def answers(self) -> list[dict[str, Any]]:
         """Wait for the next answer of each other process."""
-        return [link.inbox.get() for link in self._links.values()]
+        return [self._next(link) for link in self._links.values()]
 
     def when_stopped(self, stop: Callable[[str], object]) -> None:
         """Call this with a reason if the user stops another process, or has stopped it already."""
@@ -102,7 +106,7 @@ class Hosts:
 
     def next_order(self) -> dict[str, Any]:
         """Wait for the next order of process 0."""
-        order = self._links[0].inbox.get()
+        order = self._next(self._links[0])
         if order["do"] == "end":
             self._is_over = True
             if failure := order.get("failure"):
@@ -131,6 +135,9 @@ class Hosts:
         """Begin a run: from now on no process may leave."""
         self.run = self._exit_code = self._stop = self._stop_reason = None
         self._is_over = False
+        self._number += 1
+        for link in self._links.values():
+            link.has_failed = False
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on."""
@@ -180,7 +187,7 @@ class Hosts:
 
     def _send(self, link: "_Link", message: dict[str, Any], content: bytes | None = None) -> None:
         try:
-            link.send(message, content)
+            link.send(message | {"number": self._number}, content)
         except OSError:
             if not self._is_over:  # the thread that listens to that process ends this one, and says why
                 threading.Event().wait()
@@ -203,11 +210,13 @@ class Hosts:
                 return
             silent = isinstance(error, BlockingIOError | TimeoutError)
             what = f"has not answered for {SILENT_SECONDS} s" if silent else "is gone"
+            if not self.leads:
+                time.sleep(ABORT_SECONDS)
             again = "" if self.run is None else f" with 'lehr resume {self.run} {option()}'"
             self._end(f"{link.name} {what}, and a run needs all its processes; start them again{again}.", 1)
 
     def _receive(self, link: "_Link", message: dict[str, Any]) -> None:
-        if "beat" in message:
+        if "beat" in message or message["number"] < self._number:
             return
         if "leaves" in message:
             link.has_left = True
@@ -217,14 +226,26 @@ class Hosts:
                 self._stop(message["stop"])
         elif "failed" in message:  # this process may be about to fail in the same way
             link.has_failed = True
-            self._end_soon(f"{link.name} {message['failed']}", message["code"])
+            self._end_soon(f"{link.name} {message['failed']}", message)
         else:
             if message.get("failure"):
-                self._end_soon(message["failure"], message["code"])
+                self._end_soon(message["failure"], message)
             link.inbox.put(message)
 
-    def _end_soon(self, text: str, code: int) -> None:
-        timer = threading.Timer(GRACE, self._end, (text, code))
+    def _next(self, link: "_Link") -> dict[str, Any]:
+        """Wait for the next message of another process in this run."""
+        while (message := link.inbox.get())["number"] < self._number:
+            pass
+        return message
+
+    def _end_soon(self, text: str, message: dict[str, Any]) -> None:
+        """End this process with the exit code of a message, unless it ends its run by itself."""
+
+        def end() -> None:
+            if message["number"] >= self._number:
+                self._end(text, message["code"])
+
+        timer = threading.Timer(GRACE, end)
         timer.daemon = True
         timer.start()
 
@@ -237,7 +258,7 @@ class Hosts:
             os.write(2, f"\nlehr: {text}\n".encode())  # not through sys.stderr, which another thread may have locked
         for link in self._links.values() if self.leads else ():
             with contextlib.suppress(OSError):
-                link.send({"do": "end", "failure": text, "code": code})
+                link.send({"do": "end", "failure": text, "code": code, "number": self._number})
         self._let_leave()
         os._exit(code)
 
