@@ -105,6 +105,20 @@ def test_a_gradient_step_of_the_compiled_program_exchanges_the_parameters_once(t
     assert parameters <= sum(one.bytes for one in step) <= parameters + 4 * 4  # mean and deviation, divergence
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", algorithms.names())
+def test_xla_adds_no_other_exchange(name, tmp_path):
+    plan = planned(name, tmp_path).on_devices()
+    runner = DeviceRunner(plan.program, plan.state, plan.sharding)
+    runner.compile(plan.state)
+    found = collectives(runner._compiled.as_text())
+    assert {one.kind for one in found} == {"all-reduce"}
+    trained = (plan.state.learner.params, plan.state.reward_model.params)
+    largest = max(found, key=lambda one: one.bytes)
+    assert largest.bytes <= 4 * sum(leaf.size for leaf in jax.tree.leaves(trained)) + 4 * 9  # PPG's second value head
+    assert len([one for one in found if one.computation == largest.computation]) <= 6
+
+
 # Eight devices learn what one does -----------------------------------------------------------------------------------
 
 WHOLE = {"minibatches": 1, "epochs": 1}
