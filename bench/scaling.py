@@ -9,8 +9,7 @@ and an update takes as long as there, plus for each collective a latency and the
 
     t = t_1 + Σ (latency + 2 (D − 1) / D · bytes / bandwidth)
 
-Loops of unknown length, TRPO's solver and line search, count once, and so does PPG's auxiliary phase. On several
-machines, Lehr does not run yet; that row says what its traffic would cost there.
+Loops of unknown length, TRPO's solver and line search, count once, and so does PPG's auxiliary phase.
 """
 
 import argparse

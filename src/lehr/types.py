@@ -4,10 +4,12 @@ Axes: `T` steps of a rollout, `N` environments times agents, `A` agents of one e
 """
 
 import contextlib
+import contextvars
 import functools
 import math
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,6 +184,17 @@ class TrainState(NamedTuple):
         )
 
     @property
+    def memories(self) -> tuple[PyTree, PyTree]:
+        """The `memory` of the learner and that of the reward model."""
+        return self.learner.memory, self.reward_model.memory
+
+    def with_memories(self, learner: PyTree, reward_model: PyTree) -> "TrainState":
+        """Return this state with another `memory` of the learner and of the reward model."""
+        return self._replace(
+            learner=self.learner._replace(memory=learner), reward_model=self.reward_model._replace(memory=reward_model)
+        )
+
+    @property
     def acting(self) -> PyTree:
         """The parameters that collect the next rollout."""
         if isinstance(self.behind, tuple):
@@ -229,6 +242,19 @@ def check_same_shape(**arrays: jax.Array) -> None:
         raise ValueError(f"{given} must have the same shape; reshape or squeeze those that differ.")
 
 
+_sharing: contextvars.ContextVar[int] = contextvars.ContextVar("_sharing", default=1)
+
+
+@contextlib.contextmanager
+def shared_between(devices: int) -> Iterator[None]:
+    """Let `check_fits` compare with the memory of so many devices."""
+    token = _sharing.set(devices)
+    try:
+        yield
+    finally:
+        _sharing.reset(token)
+
+
 def check_fits(what: str, advice: str, **shapes: PyTree) -> None:
     """Raise an error if arrays of these shapes need more memory than there is; nothing is allocated.
 
@@ -236,7 +262,8 @@ def check_fits(what: str, advice: str, **shapes: PyTree) -> None:
     Traceback (most recent call last):
     lehr.errors.InputError: The network needs 372529 GiB of memory, but there are only ...; choose smaller layers.
     """
-    need, room = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)), memory_size()
+    need = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    room = memory_size() * (1 if jax.local_devices()[0].platform == "cpu" else _sharing.get())
     if need > room:
         sizes = f"{need / 2**30:.0f} GiB of memory, but there are only {room / 2**30:.0f} GiB"
         raise InputError(f"{what} needs {sizes}; {advice}.")

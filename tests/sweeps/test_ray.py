@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import SweepDirectory
 from lehr.sweeps.running import Waves, WaveTrainer
 from lehr.sweeps.samplers import make_sampler
-from lehr.training import checkpoint
+from lehr.training import checkpoint, ray_hosts
 from lehr.training.record import RunFailed
 from lehr.training.runners.population import TooLarge
 
@@ -260,6 +261,80 @@ def test_one_run_has_a_process_on_each_node(nodes, tmp_path, monkeypatch, capfdb
     assert b"finished after 64 of 64 env steps" in capfdbinary.readouterr().out
     found = checkpoint.latest_meta(tmp_path / "run" / "checkpoints")
     assert (found["step"], found["devices"], found["processes"]) == (2, 2, 2)
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_ends_the_run_in_one_sentence_and_it_goes_on_with_others(nodes, tmp_path):
+    run = tmp_path / "run"
+    train = ["train", "a2c", "--num-envs", "4", "--horizon", "8", "--hidden-sizes", "8", "--no-tensorboard"]
+    train += ["--total-steps", "10M", "--checkpoint-every", "320", "--evaluate-episodes", "0", "--run-dir", str(run)]
+    environment = os.environ | {"RAY_ADDRESS": nodes.address, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def start(*words):
+        command = [sys.executable, "-m", "lehr", *words, "--on", "ray"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes)
+
+    words, update = train, 0
+    for lost in (1, 0):
+        started = start(*words)
+        wait_for(lambda update=update: checkpoint.latest_meta(run / "checkpoints").get("step", 0) > update)
+        nodes.remove_node(node_with_process(nodes, lost), allow_graceful=False)
+        said, errors = started.communicate(timeout=100)
+        assert started.returncode == 1
+        sentence = re.compile(
+            rf"lehr: Process {lost} of 2 on \S+ (is gone|has not answered for 25 s), and a run needs all its processes; "
+            rf"start them again with 'lehr resume {run} --on ray'\."
+        )
+        assert [bool(sentence.fullmatch(line)) for line in (said + errors).splitlines() if "lehr:" in line] == [True]
+        nodes.add_node(num_cpus=1)
+        wait_for(lambda: sum(node["Resources"].get("CPU", 0) for node in nodes_alive()) == 2)
+        words, update = ["resume", str(run)], checkpoint.latest_meta(run / "checkpoints")["step"]
+    more = str((update + 20) * 32)
+    finished = start(*words, "--total-steps", more)
+    said, errors = finished.communicate(timeout=100)
+    assert finished.returncode == 0, said + errors
+    assert checkpoint.latest_meta(run / "checkpoints")["step"] == update + 20
+
+
+def nodes_alive():
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def node_with_process(nodes, number):
+    """The node of the cluster on which a process of a run is: its Ray actor was started by that node's raylet."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"HostProcess" in (path / "cmdline").read_bytes():
+                for child in (path / "task" / path.name / "children").read_text().split():
+                    if f"JAX_PROCESS_ID={number}\0".encode() in Path("/proc", child, "environ").read_bytes():
+                        raylet = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                        found = {node.all_processes["raylet"][0].process.pid: node for node in nodes.worker_nodes}
+                        return found[raylet]
+    raise AssertionError(f"process {number} does not run")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "ray", "--distributed"], "--on ray starts the processes of a run, which --distributed would join;"),
+        (["--on", "ray", "--seeds", "3"], "--on ray is for a single run, but --seeds is 3; drop one of them, or use"),
+        (["--on", "slurm"], "--on is 'slurm'; it must be 'ray', or left out to train on this machine."),
+    ],
+)
+def test_a_run_on_ray_refuses_what_it_cannot_do(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(ray_hosts, "run_on_ray", lambda words: pytest.fail("it began"))
+    assert cli.main(["train", "a2c", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"lehr: {message}")
+
+
+def test_what_is_started_on_the_nodes_does_not_start_others(monkeypatch):
+    started = []
+    monkeypatch.setattr(ray_hosts, "run_on_ray", lambda words: started.append(words) or 0)
+    assert cli.main(["train", "a2c", "--on", "ray", "--seed", "1", "--on=ray", "--on", "ray"]) == 0
+    assert started == [["train", "a2c", "--seed", "1"]]
 
 
 @pytest.mark.parametrize("on", ["slurm", "", "Ray"])

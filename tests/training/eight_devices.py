@@ -105,6 +105,20 @@ def test_a_gradient_step_of_the_compiled_program_exchanges_the_parameters_once(t
     assert parameters <= sum(one.bytes for one in step) <= parameters + 4 * 4  # mean and deviation, divergence
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", algorithms.names())
+def test_xla_adds_no_other_exchange(name, tmp_path):
+    plan = planned(name, tmp_path).on_devices()
+    runner = DeviceRunner(plan.program, plan.state, plan.sharding)
+    runner.compile(plan.state)
+    found = collectives(runner._compiled.as_text())
+    assert {one.kind for one in found} == {"all-reduce"}
+    trained = (plan.state.learner.params, plan.state.reward_model.params)
+    largest = max(found, key=lambda one: one.bytes)
+    assert largest.bytes <= 4 * sum(leaf.size for leaf in jax.tree.leaves(trained)) + 4 * 9  # PPG's second value head
+    assert len([one for one in found if one.computation == largest.computation]) <= 6
+
+
 # Eight devices learn what one does -----------------------------------------------------------------------------------
 
 WHOLE = {"minibatches": 1, "epochs": 1}
@@ -368,6 +382,41 @@ def test_hosts_that_cannot_share_a_run_are_refused_in_one_sentence(settings, mes
     with pytest.raises(InputError) as error:
         make_plan("a2c", SMALL | settings).on_devices(TwoHosts())
     assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("devices", ["all", 1])
+def test_a_replay_is_made_in_shares_since_one_device_may_be_too_small_for_it(devices, tmp_path):
+    settings = SMALL | SETTINGS["dreamer"] | {"devices": devices, "total_steps": 128}
+    del settings["hidden_sizes"]
+    begun = make_plan("dreamer", settings, spreads=True)
+    on_none = devices == "all"
+    assert {isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(begun.state.memories)} == {on_none}
+    found, expected = begun.on_devices().state, make_plan("dreamer", settings).on_devices().state
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.sharding == other.sharding
+        bits = (jax.random.key_data(x) if x is found.key or x is expected.key else x for x in (one, other))
+        np.testing.assert_array_equal(*bits)
+
+
+def test_the_program_that_makes_a_replay_holds_a_share_of_it_on_each_device():
+    settings = {name: value for name, value in (SMALL | SETTINGS["dreamer"]).items() if name != "hidden_sizes"}
+    plan = make_plan("dreamer", settings | {"replay_size": 2**20}, spreads=True)
+    compiled = []
+    jit = jax.jit
+
+    def watched(function, **options):
+        made = jit(function, **options)
+        return lambda *given: compiled.append(made.lower(*given).compile()) or made(*given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jax, "jit", watched)
+        state = plan.on_devices().state
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.memories))
+    (found,) = (one.memory_analysis() for one in compiled)
+    assert size > 2**24
+    assert size / 8 <= found.output_size_in_bytes < size / 7
+    assert found.temp_size_in_bytes < size / 100
+    assert collectives(found_text := compiled[0].as_text()) == [], found_text
 
 
 def test_by_default_as_many_devices_are_used_as_can_share_the_run():

@@ -1,5 +1,10 @@
 """Numbers beyond the machine are refused with one sentence, before anything is allocated."""
 
+import contextlib
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import lehr
@@ -43,3 +48,19 @@ def test_sizes_beyond_the_machine_are_refused_before_anything_is_allocated(
     with pytest.raises(lehr.InputError, match=sentence):
         lehr.train(algorithm, "CartPole-v1", run_dir=tmp_path / "run", **(given | settings))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_several_gpus_share_may_be_larger_than_one_of_them(monkeypatch):
+    """A replay of 24 GiB on GPUs of 16 GiB."""
+    replay = jax.ShapeDtypeStruct((24 * 2**30,), jnp.uint8)
+    monkeypatch.setattr(types, "memory_size", lambda: 16 * 2**30)
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(platform="gpu")])
+    for devices in (1, 2):
+        is_refused = pytest.raises(
+            lehr.InputError, match="The replay needs 24 GiB of memory, but there are only 16 GiB"
+        )
+        with types.shared_between(devices), is_refused if devices == 1 else contextlib.nullcontext():
+            types.check_fits("The replay", "lower replay_size", replay=replay)
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(platform="cpu")])  # they share one memory
+    with types.shared_between(2), pytest.raises(lehr.InputError, match="The replay needs 24 GiB"):
+        types.check_fits("The replay", "lower replay_size", replay=replay)

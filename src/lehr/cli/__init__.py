@@ -91,12 +91,18 @@ def run_elsewhere(command: str, arguments: argparse.Namespace) -> int | None:
         return None
     if arguments.on != "ray":
         raise InputError(f"--on is {arguments.on!r}; it must be 'ray', or left out to train on this machine.")
+    if arguments.distributed:
+        raise InputError("--on ray starts the processes of a run, which --distributed would join; drop one of them.")
+    if getattr(arguments, "seeds", None) is not None:
+        raise InputError(
+            f"--on ray is for a single run, but --seeds is {arguments.seeds}; drop one of them, or use 'lehr sweep'."
+        )
     from lehr.training.ray_hosts import run_on_ray
 
     words = list(arguments.words)
-    place = words.index("--on") if "--on" in words else words.index("--on=ray")
-    del words[place : place + (2 if words[place] == "--on" else 1)]
-    return run_on_ray([command, *(word for word in words if word != "--distributed")])
+    while place := next((place for place, word in enumerate(words, 1) if word.partition("=")[0] == "--on"), 0):
+        del words[place - 1 : place + (words[place - 1] == "--on")]
+    return run_on_ray([command, *words])
 
 
 def find_own_code() -> None:

@@ -12,6 +12,7 @@ from lehr.report import film
 from lehr.report.loggers.progress import duration, short_number
 from lehr.sweeps.api import SweepResult
 from lehr.sweeps.statistics import mean_interval
+from lehr.training.addresses import option
 from lehr.training.api import Result, own_code_in_settings
 from lehr.training.directory import RunDirectory
 
@@ -89,5 +90,9 @@ def _next(result: Result, final: dict[str, float]) -> list[str]:
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
     trust = " --trust" if any(own_code_in_settings(result.config)) else ""  # another process would refuse the code
     unfinished = final["env_steps"] < total
-    resume = f"lehr resume {name}{trust}" if unfinished else f"lehr resume {name} --total-steps {2 * total}{trust}"
-    return [resume, *([f"lehr play {name}{trust}"] if film.can_show(result.env) else [])]
+    hosts = f" {option()}" if jax.process_count() > 1 else ""
+    longer = "" if unfinished else f" --total-steps {2 * total}"
+    return [
+        f"lehr resume {name}{longer}{trust}{hosts}",
+        *([f"lehr play {name}{trust}"] if film.can_show(result.env) else []),
+    ]

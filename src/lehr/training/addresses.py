@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from lehr.errors import InputError
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 TIME_LIMIT = "LEHR_CONNECT_SECONDS"
+OPTION = "LEHR_HOSTS_OPTION"
+"""Set by what started this process, if not the user: the option to start all processes again."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Addresses:
         """Connect the devices of all processes, unless the program did that already."""
         if jax.distributed.is_initialized():
             return
+        if self.coordinator is not None and self.process == 0:
+            self._check_port(self.coordinator)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         try:
             jax.distributed.initialize(
@@ -81,6 +86,18 @@ class Addresses:
             raise InputError(
                 "distributed is set, but JAX is in use already; call lehr.train before anything else that uses JAX, "
                 "or call jax.distributed.initialize yourself at the start."
+            ) from error
+
+    def _check_port(self, coordinator: str) -> None:
+        """Refuse a port in use before JAX shares it with whoever has it, and aborts."""
+        port = int(coordinator.rpartition(":")[2])
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            raise InputError(
+                f"{VARIABLES[0]} is {coordinator}, but process 0 cannot listen to port {port} "
+                f"({os.strerror(error.errno or 0)}); choose another one, and check that only one process has "
+                f"{VARIABLES[2]}=0."
             ) from error
 
     @contextlib.contextmanager
@@ -104,6 +121,11 @@ class Addresses:
         with contextlib.suppress(OSError):
             os.write(2, f"lehr: {text}\n".encode())
         os._exit(2)  # the main thread waits inside JAX, which cannot be interrupted
+
+
+def option() -> str:
+    """The option of `lehr resume` that continues this run on several hosts."""
+    return os.environ.get(OPTION) or "--distributed"
 
 
 def _number(name: str, default: str = "") -> float:

@@ -23,7 +23,7 @@ from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.display import waiting
 from lehr.report.loggers.jsonl import read
-from lehr.training import settings_file
+from lehr.training import agreement, settings_file
 from lehr.training.directory import RunDirectory, default_path
 from lehr.training.following import follow
 from lehr.training.hosts import Hosts, joined, wait_for
@@ -112,7 +112,7 @@ def _train(
         settings["env"] = env
     if from_run is None:
         with _preparing(algorithm, settings, instance):
-            plan = make_plan(algorithm, settings, instance).on_devices(hosts)
+            plan = make_plan(algorithm, settings, instance, spreads=True).on_devices(hosts)
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
@@ -191,7 +191,7 @@ def _resume(
         changed = _changed(algorithm, saved, settings)
         instance = None if isinstance(env, str) else env
         with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance).on_devices(hosts)
+            plan = make_plan(algorithm, changed, instance, spreads=True).on_devices(hosts)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -199,7 +199,7 @@ def _resume(
             )
         if not hosts.leads:
             return _follow(plan, resumes=True)
-        _share_directory(plan, directory)
+        _share_directory(plan, directory, resumes=True)
         loop = _begin(plan, directory, progress_fn, resumes=True)
         if saved["total_steps"] != plan.run.total_steps:
             loop.say(
@@ -440,7 +440,8 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
             "and resumed differs from one that is not."
         )
     hosts = plan.sharding.hosts
-    hosts.on_stop, hosts.run = loop.stop, directory.path
+    hosts.run = directory.path
+    hosts.when_stopped(loop.stop)
     result = _result(plan, directory, loop.run())
     hosts.order("end")
     try:
@@ -451,17 +452,19 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     return result
 
 
-def _share_directory(plan: Plan, directory: RunDirectory) -> None:
-    """Tell all processes where the run is, and wait until they see it."""
+def _share_directory(plan: Plan, directory: RunDirectory, resumes: bool = False) -> None:
+    """Tell all processes what the run is and where, and wait until they agree and see it."""
     path = directory.path.absolute()
-    plan.sharding.hosts.order("see", run=str(path), status=(path / "status.json").read_text())
-    plan.sharding.hosts.answers()
+    premises = agreement.premises(plan, resumes) if (hosts := plan.sharding.hosts).count > 1 else {}
+    hosts.order("see", run=str(path), status=(path / "status.json").read_text(), premises=premises)
+    hosts.answers()
 
 
 def _follow(plan: Plan, resumes: bool = False) -> Result:
     """Take part in a run that process 0 of several leads."""
     hosts = plan.sharding.hosts
     order = hosts.next_order()
+    agreement.check(agreement.premises(plan, resumes), order["premises"], hosts.index)
     directory = RunDirectory(Path(order["run"]))
     wait_for(directory.status, order["status"])
     hosts.answer()

@@ -57,7 +57,7 @@ class RunDirectory:
     def create(cls, path: str | Path) -> "RunDirectory":
         """Create a new run with status "running", and lock it.
 
-        The directory must be empty or not exist, or hold what a run left that was killed before its first checkpoint.
+        The directory must be empty or not exist, or hold what a run left that was killed before its first update.
         """
         run = cls(Path(path))
         try:
@@ -79,18 +79,19 @@ class RunDirectory:
         return run
 
     def _refuse_content(self) -> None:
-        """Refuse a directory with files, except those of a run that was killed before its first checkpoint."""
+        """Refuse a directory with files, except those of a run that was killed before it was ready to be resumed."""
         entries = {entry.name for entry in self.path.iterdir()}
-        if self.config.exists() or checkpoint.steps(self.checkpoints):
+        saved = checkpoint.steps(self.checkpoints)
+        if self.config.exists() or (saved and not (saved == [0] and self._has_only_begun(entries))):
             raise InputError(f"The directory '{self.path}' is not empty; resume its run, or give another directory.")
         if entries - {".lock", f"{self.status.name}.tmp"} and not self._has_only_begun(entries):
             raise InputError(f"The directory '{self.path}' is not empty; give another directory.")
 
     def _has_only_begun(self, entries: set[str]) -> bool:
-        """Whether the entries of the directory are those that a run writes before its first checkpoint."""
+        """Whether the entries of the directory are those that a run writes before its settings, which come last."""
         files = {path.name for path in (self.status, self.versions, self.git)}
-        files |= {f"{name}.tmp" for name in files} | {".lock", self.metrics.name}
-        folders = {self.checkpoints: r".*\.tmp|memory", self.tensorboard: r"events\.out\..*"}
+        files |= {f"{name}.tmp" for name in files} | {".lock", self.metrics.name, self.config.with_suffix(".tmp").name}
+        folders = {self.checkpoints: r".*\.tmp|memory|0{12}", self.tensorboard: r"events\.out\..*"}
         try:
             return (
                 self.read_status()["status"] == "running"

@@ -6,8 +6,9 @@
     processes 1 …    hand the same program to their devices, in the same order
 
 JAX connects the devices. Orders go over connections of our own, because JAX ends the process without a word to its
-caller when another one is gone. The operating system notices here at once that a process died, and within
-`SILENT_SECONDS` that a machine did; then this process ends too, since its devices would wait for ever.
+caller when another one is gone. A process that died closes its connection at once; one that hangs, or whose machine is
+gone, no longer sends the beats that all send while they live. Then this process ends too, since its devices would wait
+for ever.
 """
 
 import atexit
@@ -20,6 +21,7 @@ import queue
 import secrets
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -31,12 +33,17 @@ from typing import Any
 import jax
 
 from lehr.errors import InputError
-from lehr.training.addresses import Addresses
+from lehr.training.addresses import Addresses, option
+from lehr.training.record import RunFailed
 
+BEAT_SECONDS = 5
+"""How often a process shows the others that it lives."""
 SILENT_SECONDS = 25
-"""A machine that does not answer the operating system for so long is gone."""
+"""A process that sends nothing for so long hangs, or its machine is gone."""
 GRACE = 3.0
 """Seconds for a process to end by itself, with a better message, before it is ended."""
+ABORT_SECONDS = 1.0
+"""Seconds for JAX to print that process 0 is gone, so that our sentence is not in the middle of that."""
 FILE_SECONDS = 60.0
 """Seconds until a file must be seen by all hosts; network file systems may remember for some that it is not there."""
 _KEY = "lehr/leader"
@@ -53,15 +60,18 @@ class Hosts:
 
     def __init__(self, index: int = 0, count: int = 1) -> None:
         self.index, self.count = index, count
-        self.on_stop: Callable[[str], object] = lambda reason: None
-        """Called in process 0 with a reason to stop."""
         self.run: Path | None = None
         """The directory of the run, once it can be resumed."""
         self._links: dict[int, _Link] = {}
+        self._number = 0
+        """How many runs began. A program may go on after one that failed; what was said of that is then ignored."""
         self._is_over = False
         """Whether others may leave."""
         self._exit_code: int | None = None
         """Set if this process failed."""
+        self._stop: Callable[[str], object] | None = None
+        self._stop_reason: str | None = None
+        """Why the user stopped another process."""
 
     @property
     def leads(self) -> bool:
@@ -80,30 +90,36 @@ class Hosts:
         """Tell all other processes what to do next."""
         self._is_over = do == "end"
         for link in self._links.values():
-            link.send({"do": do, **details})
+            self._send(link, {"do": do, **details})
 
     def answers(self) -> list[dict[str, Any]]:
         """Wait for the next answer of each other process."""
-        return [link.inbox.get() for link in self._links.values()]
+        return [self._next(link) for link in self._links.values()]
+
+    def when_stopped(self, stop: Callable[[str], object]) -> None:
+        """Call this with a reason if the user stops another process, or has stopped it already."""
+        self._stop = stop
+        if self._stop_reason is not None:
+            stop(self._stop_reason)
 
     # The others ------------------------------------------------------------------------------------------------------
 
     def next_order(self) -> dict[str, Any]:
         """Wait for the next order of process 0."""
-        order = self._links[0].inbox.get()
+        order = self._next(self._links[0])
         if order["do"] == "end":
             self._is_over = True
             if failure := order.get("failure"):
-                raise (InputError if order["code"] == 2 else RuntimeError)(failure)
+                raise (InputError if order["code"] == 2 else RunFailed)(failure)
         return order
 
     def answer(self, content: bytes | None = None, **details: Any) -> None:
         """Answer process 0."""
-        self._links[0].send(details, content)
+        self._send(self._links[0], details, content)
 
     def ask_to_stop(self, reason: str) -> None:
         """Ask process 0 to stop the run; may be called while this process sends something else."""
-        threading.Thread(target=self._links[0].send, args=({"stop": reason},), daemon=True).start()
+        threading.Thread(target=self._send, args=(self._links[0], {"stop": reason}), daemon=True).start()
 
     # All -------------------------------------------------------------------------------------------------------------
 
@@ -112,11 +128,16 @@ class Hosts:
         self._links = dict(links)
         _postpone_aborts()
         for link in links.values():
-            threading.Thread(target=self._listen, args=(link,), name="lehr-hosts", daemon=True).start()
+            for work in (self._listen, self._beat):
+                threading.Thread(target=work, args=(link,), name="lehr-hosts", daemon=True).start()
 
     def begin(self) -> None:
-        """From now on no process may leave."""
-        self._is_over, self.run = False, None
+        """Begin a run: from now on no process may leave."""
+        self.run = self._exit_code = self._stop = self._stop_reason = None
+        self._is_over = False
+        self._number += 1
+        for link in self._links.values():
+            link.has_failed = False
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on."""
@@ -125,46 +146,106 @@ class Hosts:
         if isinstance(error, jax.errors.JaxRuntimeError):  # most likely another process is gone: wait until we know
             time.sleep(GRACE)
         self._is_over = True
-        text, code = str(error) or type(error).__name__, 2 if isinstance(error, InputError) else 1
-        message = {"do": "end", "failure": text} if self.leads else {"failed": text}
+        interrupted = isinstance(error, KeyboardInterrupt)
+        text = "was interrupted." if interrupted else " ".join(str(error).split())
+        if not isinstance(error, InputError | RunFailed | KeyboardInterrupt):
+            text = f"{type(error).__name__}: {text}"
+        code = 130 if interrupted else 2 if isinstance(error, InputError) else 1  # as the command line
+        if self.leads:
+            message = {"do": "end", "failure": f"Process 0 of {self.count} {text}" if interrupted else text}
+        else:
+            message = {"failed": text if interrupted else f"failed: {text}"}
         for link in self._links.values():
-            with contextlib.suppress(OSError):
-                link.send(message | {"code": code})
+            self._send(link, message | {"code": code})
         self._exit_code = code
 
     def leave(self) -> None:
-        """At the end of a process that failed, skip the end of JAX, which would wait for the others for minutes."""
-        if self._exit_code is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            self._let_leave()
-            os._exit(self._exit_code)
+        """At the end of this process, wait for the others; skip the end of JAX if it would wait in vain for minutes."""
+        code = self._exit_code
+        if code is None and self._all_leave():
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._let_leave()
+        os._exit(1 if code is None else code)
+
+    def _all_leave(self) -> bool:
+        """Wait until all processes are at their end, process 0 last; return whether none was lost before."""
+        links = self._links.values()
+        if not self.leads:
+            self._send(self._links[0], {"leaves": True})
+        while waiting := [link for link in links if not link.has_left]:
+            if lost := [link for link in waiting if not link.is_open]:
+                with contextlib.suppress(OSError):
+                    os.write(2, f"lehr: {lost[0].name} was lost before its end; the run is complete.\n".encode())
+                return False
+            time.sleep(0.01)
+        if self.leads:
+            for link in links:
+                self._send(link, {"leaves": True})
+        return True
+
+    def _send(self, link: "_Link", message: dict[str, Any], content: bytes | None = None) -> None:
+        try:
+            link.send(message | {"number": self._number}, content)
+        except OSError:
+            if not self._is_over:  # the thread that listens to that process ends this one, and says why
+                threading.Event().wait()
+
+    def _beat(self, link: "_Link") -> None:
+        """Show another process that this one lives."""
+        with contextlib.suppress(OSError):
+            while True:
+                time.sleep(BEAT_SECONDS)
+                link.send({"beat": True})
 
     def _listen(self, link: "_Link") -> None:
         """Receive what another process sends, until it leaves."""
         try:
             while True:
                 self._receive(link, link.receive())
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
             link.is_open = False
             if link.has_failed:  # it said why
                 return
-            again = "" if self.run is None else f" with 'lehr resume {self.run} --distributed'"
-            self._end(f"{link.name} is gone, and a run needs all its processes; start them again{again}.", 1)
+            silent = isinstance(error, BlockingIOError | TimeoutError)
+            what = f"has not answered for {SILENT_SECONDS} s" if silent else "is gone"
+            if not self.leads:
+                time.sleep(ABORT_SECONDS)
+            again = "" if self.run is None else f" with 'lehr resume {self.run} {option()}'"
+            self._end(f"{link.name} {what}, and a run needs all its processes; start them again{again}.", 1)
 
     def _receive(self, link: "_Link", message: dict[str, Any]) -> None:
-        if "stop" in message:
-            self.on_stop(message["stop"])
+        if "beat" in message or message["number"] < self._number:
+            return
+        if "leaves" in message:
+            link.has_left = True
+        elif "stop" in message:
+            self._stop_reason = message["stop"]
+            if self._stop is not None:
+                self._stop(message["stop"])
         elif "failed" in message:  # this process may be about to fail in the same way
             link.has_failed = True
-            self._end_soon(f"{link.name} failed: {message['failed']}", message["code"])
+            self._end_soon(f"{link.name} {message['failed']}", message)
         else:
             if message.get("failure"):
-                self._end_soon(message["failure"], message["code"])
+                self._end_soon(message["failure"], message)
             link.inbox.put(message)
 
-    def _end_soon(self, text: str, code: int) -> None:
-        timer = threading.Timer(GRACE, self._end, (text, code))
+    def _next(self, link: "_Link") -> dict[str, Any]:
+        """Wait for the next message of another process in this run."""
+        while (message := link.inbox.get())["number"] < self._number:
+            pass
+        return message
+
+    def _end_soon(self, text: str, message: dict[str, Any]) -> None:
+        """End this process with the exit code of a message, unless it ends its run by itself."""
+
+        def end() -> None:
+            if message["number"] >= self._number:
+                self._end(text, message["code"])
+
+        timer = threading.Timer(GRACE, end)
         timer.daemon = True
         timer.start()
 
@@ -177,7 +258,7 @@ class Hosts:
             os.write(2, f"\nlehr: {text}\n".encode())  # not through sys.stderr, which another thread may have locked
         for link in self._links.values() if self.leads else ():
             with contextlib.suppress(OSError):
-                link.send({"do": "end", "failure": text, "code": code})
+                link.send({"do": "end", "failure": text, "code": code, "number": self._number})
         self._let_leave()
         os._exit(code)
 
@@ -197,16 +278,11 @@ class _Link:
 
     def __init__(self, connected: socket.socket, name: str) -> None:
         connected.settimeout(None)
-        for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            if hasattr(socket, option):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_SECONDS)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = Connection(connected.detach())
         self._sending = threading.Lock()
-        self.name, self.is_open, self.has_failed = name, True, False
+        self.name, self.is_open, self.has_failed, self.has_left = name, True, False, False
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def send(self, message: dict[str, Any], content: bytes | None = None) -> None:
@@ -217,9 +293,19 @@ class _Link:
                 self._connection.send_bytes(content)
 
     def receive(self, most: int | None = None) -> dict[str, Any]:
-        """Wait for a message of at most so many bytes; bytes that follow it are its `content`."""
+        """Wait for a message of at most so many bytes; bytes that follow it are its `content`.
+
+        Raises:
+            EOFError: the other process left.
+            BlockingIOError: it sent nothing for `SILENT_SECONDS`.
+            OSError: the connection was lost.
+        """
         message = json.loads(self._connection.recv_bytes(most))
         return message | {"content": self._connection.recv_bytes()} if message.pop("follows") else message
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
 
 
 def _postpone_aborts() -> None:
@@ -275,16 +361,23 @@ def _links_to_others(count: int) -> dict[int, _Link]:
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     links: dict[int, _Link] = {}
     token = secrets.token_hex(16)
+
+    def meet(caller: socket.socket) -> None:
+        with contextlib.suppress(Exception):  # a stranger may say anything
+            link = _Link(caller, "")
+            said = link.receive(most=1000)
+            if hmac.compare_digest(str(said["token"]), token):
+                link.name = f"Process {said['index']} of {count} on {said['host']}"
+                links[int(said["index"])] = link
+
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         place = [jax_state.coordinator_address.rsplit(":", 1)[0].strip("[]"), server.getsockname()[1], token]
         jax_state.client.key_value_set(_KEY, json.dumps(place))
+        server.settimeout(0.1)
         while len(links) < count - 1:
-            link = _Link(server.accept()[0], "")
-            with contextlib.suppress(OSError, EOFError, ValueError, TypeError, AttributeError, KeyError):  # a stranger
-                said = link.receive(most=1000)
-                if hmac.compare_digest(str(said["token"]), token):
-                    link.name = f"Process {said['index']} of {count} on {said['host']}"
-                    links[int(said["index"])] = link
+            with contextlib.suppress(TimeoutError):
+                caller = server.accept()[0]
+                threading.Thread(target=meet, args=(caller,), daemon=True).start()  # a stranger may say nothing
     return dict(sorted(links.items()))
 
 

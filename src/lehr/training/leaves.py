@@ -90,7 +90,7 @@ def restore(array: np.ndarray, described: dict[str, Any], like: Any) -> Any:
 
 def placed(leaf: Any, sharding: Any) -> Any:
     """Return an array, which every process has, on devices, some of which may belong to other processes."""
-    if sharding is None or sharding.is_fully_addressable:
+    if sharding is None or sharding.is_fully_addressable or getattr(leaf, "sharding", None) == sharding:
         return jax.device_put(leaf, sharding)
     if is_key(leaf):
         return jax.random.wrap_key_data(placed(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))

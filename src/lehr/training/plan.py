@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
+import jax
+
 from lehr import algorithms, config, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.config import CountOrAll, Names, Plugin
@@ -193,7 +195,8 @@ class Plan:
             metric_names(self.program, self.state, sharding=sharding)
 
         sharding, notes = share(self.program, self.state, self.run.devices, trace, hosts)
-        return replace(self, state=sharding.place(self.state), sharding=sharding, notes=(*self.notes, *notes))
+        state = sharding.place(sharding.with_memory(self.program, self.state))
+        return replace(self, state=state, sharding=sharding, notes=(*self.notes, *notes))
 
     def policy(self, state: TrainState) -> Policy:
         """Return the policy of a state."""
@@ -215,7 +218,12 @@ def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) 
 
 
 def make_plan(
-    algorithm: Any, settings: Mapping[str, Any], env: Any = None, loads: bool = True, abstract: bool = False
+    algorithm: Any,
+    settings: Mapping[str, Any],
+    env: Any = None,
+    loads: bool = True,
+    abstract: bool = False,
+    spreads: bool = False,
 ) -> Plan:
     """Parse the settings and assemble the run.
 
@@ -225,6 +233,7 @@ def make_plan(
         env: the environment, or a class or function that creates it, if it is not given by name.
         loads: whether to load the data of the reward model, which training needs.
         abstract: whether its state has shapes only, which is all that a population needs.
+        spreads: whether `on_devices` comes next: the state then has no `memory` that only several devices can hold.
     """
     use_compilation_cache()
     classes = settings_classes(algorithm, settings)
@@ -281,10 +290,16 @@ def make_plan(
     program, state = assemble(
         *(found, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config, loaded),
         abstract=abstract,
+        devices=_most_devices(run.devices) if spreads and not isinstance(made, HostEnvironment) else 1,
     )
     if isinstance(made, HostEnvironment) and not abstract:
         state = complete(program, state, run.overlap)
     return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded, notes)
+
+
+def _most_devices(wanted: int | Literal["all"]) -> int:
+    """How many devices may share a run."""
+    return jax.device_count() if wanted == "all" else wanted
 
 
 def _with_evaluations(run: RunConfig, adopted: Adopted, given: Mapping[str, Any]) -> tuple[RunConfig, tuple[str, ...]]:

@@ -21,7 +21,7 @@ from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
-from lehr.types import Actor, Key, Loaded, PyTree, TrainState, check_fits, derive
+from lehr.types import NOTHING, Actor, Key, Loaded, PyTree, TrainState, check_fits, derive, shared_between
 
 MOST_PER_UPDATE = 2**32
 """Env steps per update stay below this, so that the clock is exact."""
@@ -120,6 +120,7 @@ def assemble(
     reward_settings: Any = None,
     loaded: Loaded | None = None,
     abstract: bool = False,
+    devices: int = 1,
 ) -> tuple[Program, TrainState]:
     """Build the program of a run and its initial state.
 
@@ -134,6 +135,8 @@ def assemble(
         reward_settings: the reward model's `Config`; all defaults if omitted.
         loaded: what the reward model loads; it loads it here if omitted.
         abstract: return only the shapes of the state, which is all that a population needs.
+        devices: how many may share the run. Its `memory` may then be too large for one of them, so only its shapes are
+            returned, from which `RunSharding.with_memory` makes it.
     """
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
@@ -142,14 +145,22 @@ def assemble(
         reward_settings = reward_model.Config()
     model = build_reward_model(type(built), settings, prepared, reward_model, reward_settings)
     program = Program(prepared, built, model)
-    _check_sizes(program, params)
+    with shared_between(devices):
+        _check_sizes(program, params)
     found = config.coefficients(settings, total_steps)
     if reward_settings is not None:
         found |= config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     loaded = model.load() if loaded is None else loaded
     state_of, arguments = partial(initial_state, program), (coefficients, params, key, loaded.data)
-    return program, jax.eval_shape(state_of, *arguments) if abstract else jax.jit(state_of)(*arguments)
+    if not abstract and devices == 1:
+        return program, jax.jit(state_of)(*arguments)
+    with shared_between(devices):
+        shapes = jax.eval_shape(state_of, *arguments)
+        if abstract:
+            return program, shapes
+        most = jax.jit(lambda *given: state_of(*given).with_memories(NOTHING, NOTHING))(*arguments)
+    return program, most.with_memories(*shapes.memories)
 
 
 def build_reward_model(

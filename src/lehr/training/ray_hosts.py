@@ -21,13 +21,16 @@ from lehr.acting.actors.links import ray_cluster
 from lehr.errors import InputError
 from lehr.plugins import require
 from lehr.training import signals
-from lehr.training.addresses import VARIABLES
-from lehr.training.hosts import GRACE
+from lehr.training.addresses import OPTION, VARIABLES
+from lehr.training.hosts import GRACE, SILENT_SECONDS
+from lehr.training.record import RunFailed
 
 READ_SECONDS = 0.5
 """A process that prints nothing is asked again after this time."""
 PLACE_SECONDS = 60.0
 """Wait this long until all nodes are free."""
+_LOST = -1
+"""The exit code of a process that did not end by itself, or a lower one."""
 
 
 class HostProcess:
@@ -86,15 +89,20 @@ def run_on_ray(words: Sequence[str]) -> int:
     """
     with ray_cluster("--on ray"), _placed() as actors:
         ray = require("ray", "ray", "--on ray")
-        address = ray.get(actors[0].address.remote())
-        starts = []
-        for index, actor in enumerate(actors):
-            variables = dict(zip(VARIABLES, (address, str(len(actors)), str(index)), strict=True))
-            starts.append(actor.start.remote(words, variables, os.getcwd()))
         try:
+            address = ray.get(actors[0].address.remote())
+            starts = []
+            for index, actor in enumerate(actors):
+                variables = dict(zip(VARIABLES, (address, str(len(actors)), str(index)), strict=True))
+                starts.append(actor.start.remote(words, variables | {OPTION: "--on ray"}, os.getcwd()))
             ray.get(starts)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+            raise error.cause or error from None
+        except ray.exceptions.RayError as error:
+            kind = type(error).__name__
+            raise RunFailed(
+                f"A node of the Ray cluster was lost while the run began ({kind}); start it again."
+            ) from None
         return _watched(ray, actors)
 
 
@@ -102,18 +110,19 @@ def _watched(ray: Any, actors: Sequence[Any]) -> int:
     """Show what the first process prints until all have ended; return its exit code, or that of one that failed."""
     codes: dict[int, int] = {}
     kept = dict.fromkeys(range(len(actors)), b"")
-
-    def stop(reason: str) -> None:
-        actors[0].send_signal.remote(signal.Signals[reason.removeprefix("signal ")])
-
-    with signals.handled(stop):
-        ended: float | None = None
-        while len(codes) < len(actors) and (ended is None or time.monotonic() < ended + 4 * GRACE):
-            for index in [index for index in range(len(actors)) if index not in codes]:
+    reasons: list[str] = []
+    ended: float | None = None
+    with signals.handled(reasons.append):
+        while len(codes) < len(actors) and (ended is None or time.monotonic() < ended + SILENT_SECONDS + 4 * GRACE):
+            while reasons:
+                actors[0].send_signal.remote(signal.Signals[reasons.pop(0).removeprefix("signal ")])
+            running = [index for index in range(len(actors)) if index not in codes]
+            answers = [actors[index].read.remote() for index in running]
+            for index, answer in zip(running, answers, strict=True):
                 try:
-                    text, code = ray.get(actors[index].read.remote())
+                    text, code = ray.get(answer)
                 except ray.exceptions.RayError:  # the node is gone; the other processes end by themselves and say so
-                    text, code = b"", 1
+                    text, code = b"", _LOST
                 kept[index] = (kept[index] + text)[-10_000:]
                 if index == 0:
                     sys.stdout.buffer.write(text)
@@ -121,12 +130,27 @@ def _watched(ray: Any, actors: Sequence[Any]) -> int:
                 if code is not None:
                     codes[index] = code
                     ended = ended or time.monotonic()
-    if not codes.get(0):
-        for index, code in sorted(codes.items()):
-            if code:
-                sys.stderr.write(kept[index].decode(errors="replace"))
-                return code
-    return codes.get(0, 1)
+    first = codes.get(0, _LOST)
+    if first > 0:  # it said why
+        return first
+    for index, code in sorted(codes.items()):
+        if code > 0:
+            sys.stderr.write(_last_words(kept[index]))
+            return code
+    if first < 0:
+        raise RunFailed("All processes of the run were lost; go on with 'lehr resume RUN --on ray'.")
+    return 0
+
+
+def _last_words(printed: bytes) -> str:
+    """The sentence with which a process ended, or all that it printed if there is none.
+
+    >>> _last_words(b"a warning of JAX\\n\\nlehr: Process 0 of 2 is gone.\\n")
+    'lehr: Process 0 of 2 is gone.\\n'
+    """
+    text = printed.decode(errors="replace")
+    sentences = [line for line in text.splitlines() if line.startswith("lehr: ")]
+    return f"{sentences[-1]}\n" if sentences else text
 
 
 @contextlib.contextmanager

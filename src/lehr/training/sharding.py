@@ -23,7 +23,7 @@ from lehr.training.hosts import ALONE, Hosts
 from lehr.training.leaves import placed
 from lehr.training.parts import copies, gathered, spread_over_hosts
 from lehr.training.program import Program, initial_state
-from lehr.types import PyTree, TrainState
+from lehr.types import PyTree, TrainState, shared_between
 
 WHOLE: Any = PartitionSpec()
 """Of an array that every device has a copy of."""
@@ -70,8 +70,27 @@ class RunSharding:
             return state
         if isinstance(pool := state.actor.resets, ResetPool):
             state = state._replace(actor=state.actor._replace(resets=pool.refilled(self.pool, self.devices)))
-        shardings = jax.tree.map(partial(NamedSharding, self.mesh), self.specs)
+        shardings = self._shardings
         return jax.device_put(state, shardings) if self.hosts.count == 1 else jax.tree.map(placed, state, shardings)
+
+    def with_memory(self, program: Program, state: TrainState) -> TrainState:
+        """Return the initial state of a run with its `memory`, each device's share made there if it has only shapes."""
+        if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state.memories)):
+            return state
+
+        def make(*given: Any) -> tuple[PyTree, PyTree]:
+            return initial_state(program, *given).memories
+
+        if self.mesh is None:
+            return state.with_memories(*jax.jit(make)(*_given(state)))
+        copies = jax.tree.map(partial(placed, sharding=NamedSharding(self.mesh, WHOLE)), _given(state))
+        with shared_between(self.devices):
+            return state.with_memories(*jax.jit(make, out_shardings=self._shardings.memories)(*copies))
+
+    @property
+    def _shardings(self) -> Any:
+        assert self.mesh is not None
+        return jax.tree.map(partial(NamedSharding, self.mesh), self.specs)
 
     def differing(self, state: TrainState) -> list[str]:
         """Return the paths of the arrays that all devices should have a copy of, but whose copies differ.
@@ -153,12 +172,11 @@ def _fewer(used: int, most: int) -> tuple[str, ...]:
 def _over(devices: Sequence[Any], program: Program, state: TrainState) -> RunSharding:
     """Split a run over devices; an error says if they cannot share its state equally."""
     number, whole = len(devices), jax.eval_shape(lambda state: state, state)
-    given = state.coefficients, state.learner.params, state.key, state.reward_model.data
 
     def own(*given: Any) -> TrainState:
         return initial_state(program, *given)
 
-    each = jax.eval_shape(jax.vmap(own, in_axes=None, axis_name=across.AXIS, axis_size=number), *given)
+    each = jax.eval_shape(jax.vmap(own, in_axes=None, axis_name=across.AXIS, axis_size=number), *_given(state))
     specs = jax.tree.map(lambda leaf, own: _spec(leaf.shape, own.shape[1:], number), whole, each)
     pool = 0
     if isinstance(resets := each.actor.resets, ResetPool):
@@ -166,6 +184,11 @@ def _over(devices: Sequence[Any], program: Program, state: TrainState) -> RunSha
         specs = specs._replace(actor=specs.actor._replace(resets=ResetPool(starts, WHOLE, WHOLE)))
         pool = jax.tree.leaves(resets.starts)[0].shape[1]
     return RunSharding(Mesh(np.array(devices), (across.AXIS,)), specs, pool)
+
+
+def _given(state: TrainState) -> tuple[Any, ...]:
+    """What `initial_state` makes the rest of a state from."""
+    return state.coefficients, state.learner.params, state.key, state.reward_model.data
 
 
 def _spec(whole: tuple[int, ...], own: tuple[int, ...], devices: int) -> PartitionSpec:

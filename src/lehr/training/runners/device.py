@@ -12,7 +12,7 @@ from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
 from lehr.training.sharding import ONE_DEVICE, RunSharding
-from lehr.types import NOTHING, Metrics, PyTree, TrainState
+from lehr.types import NOTHING, Metrics, TrainState
 
 
 class DeviceRunner:
@@ -47,22 +47,14 @@ def measured_first(update: Callable[[TrainState], TrainState], state: TrainState
     """
     if not is_unmeasured(state):
         return state
-    kept = [state.learner.memory, state.reward_model.memory]
-    after = update(_with_memories(jax.tree.map(lambda x: x.copy(), _with_memories(state, NOTHING, NOTHING)), *kept))
-    same = state._replace(observation_statistics=after.observation_statistics)
-    return _with_memories(same, after.learner.memory, after.reward_model.memory)
+    copied = jax.tree.map(lambda x: x.copy(), state.with_memories(NOTHING, NOTHING))
+    after = update(copied.with_memories(*state.memories))
+    return state._replace(observation_statistics=after.observation_statistics).with_memories(*after.memories)
 
 
 def measured_inside(program: Program, state: TrainState) -> TrainState:
     """Return the same as `measured_first` for a run before its first update, as a part of a compiled program."""
     return measured(state, next_rollout(program, state)) if normalises(state) else state
-
-
-def _with_memories(state: TrainState, learner: PyTree, reward_model: PyTree) -> TrainState:
-    """Return the state with the given `memory` of the learner and of the reward model."""
-    return state._replace(
-        learner=state.learner._replace(memory=learner), reward_model=state.reward_model._replace(memory=reward_model)
-    )
 
 
 def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> tuple[TrainState, jax.Array]:
