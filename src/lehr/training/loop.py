@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lehr import garbage
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.files import refuse_link
@@ -248,13 +249,21 @@ class Loop:
             count = min(count, len(rows))
         return rows, count
 
+    def prepare(self) -> None:
+        """Begin to compile in the background, while the caller writes files: first the updates, then the evaluation."""
+        if not self.is_over:
+            after = self.runner.prepare(self.state)
+            if self.plan.sharding.hosts.count == 1:
+                self.record.prepare(self.state, after)
+
     def _compile(self) -> None:
-        begin, key = time.perf_counter(), compile_times.program_key(self.plan, self.state)
+        begin, key = self.runner.since or time.perf_counter(), compile_times.program_key(self.plan, self.state)
         with self.progress.waiting(
             f"compiling {self.plan.algorithm} on {self.plan.run.env.strip('<>')}", compile_times.last_time(key)
         ):
             self.plan.sharding.hosts.order("begin", updates=self.start)
-            self.runner.compile(self.state)
+            with garbage.paused():
+                self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin
         compile_times.remember(key, self.compile_seconds)
         self.say(f"compiled in {self.compile_seconds:.1f} s")
