@@ -88,6 +88,7 @@ def test_the_evaluation_in_the_background_is_that_of_the_evaluator(tmp_path):
     with RunDirectory.create(tmp_path / "run") as directory:
         loop = Loop(plan, directory)
         loop.prepare()
+        loop.record.prepare(plan.state, None)
         assert loop.record.evaluation is not None
         found = loop.record.evaluate(plan.state, 3)
         evaluator = make_evaluator(plan.env, plan.policy(plan.state).program, 8)
