@@ -47,8 +47,12 @@ def test_what_comes_after_a_failure_or_is_cancelled_makes_no_start():
 
 def test_ctrl_c_takes_effect_when_the_function_has_returned():
     ended = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     slow = background.start(lambda: (time.sleep(0.5), ended.append(True)))
     threading.Timer(0.1, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        background.finished(slow)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            background.finished(slow)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended == [True]
