@@ -1,22 +1,28 @@
-"""Seconds that a user waits for `lehr.train`: from the call to the first metrics, and to the end.
+"""Seconds that a user waits for a run: to its first metrics, and to its end; from Python and from the shell.
 
     python bench/start.py                     500k steps of CartPole with the defaults
     python bench/start.py --steps 50000000 --settings num_envs=4096 horizon=64
 
-Each call is a process of its own, and imports are not counted. The first has no compiled programs to read, the others
-read those of the first: the best of two is told.
+`train` is measured from the call, without imports; `shell` is `lehr train` with everything, Python's start too. Each is
+a process of its own. The first of each kind has no compiled programs to read, the others read those of the first: the
+best of two is told, or of more rounds with --repeat.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+import jax
 
 ONE = """
 import sys, time
 import lehr
+lehr.train  # imports it
 settings = dict(pair.split("=") for pair in sys.argv[3:])
 first = []
 begin = time.perf_counter()
@@ -28,32 +34,61 @@ print(first[0] - begin, time.perf_counter() - begin)
 """
 
 
-def seconds(folder: Path, name: str, steps: int, settings: list[str]) -> tuple[float, float]:
+def of_call(folder: Path, name: str, cache: str, steps: int, settings: list[str]) -> tuple[float, float]:
     """Train once in a process of its own; return the seconds to the first metrics, and to the end."""
     command = [sys.executable, "-c", ONE, str(steps), str(folder / name), *settings]
-    found = subprocess.run(
-        command, env=os.environ | {"LEHR_CACHE": str(folder / "cache")}, capture_output=True, text=True, check=False
-    )
+    environment = os.environ | {"LEHR_CACHE": str(folder / cache)}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if found.returncode:
         sys.exit(found.stderr)
     first, end = map(float, found.stdout.split()[-2:])
     return first, end
 
 
+def of_shell(folder: Path, name: str, cache: str, steps: int, settings: list[str]) -> tuple[float, float]:
+    """The same for the shell command, from its start; the first metrics are a line in the file of metrics."""
+    command = [sys.executable, "-m", "lehr", "train", "ppo", "--env", "CartPole-v1", "--total-steps", str(steps)]
+    command += ["--run-dir", str(folder / name)]
+    command += [f"--{pair}" for pair in settings]
+    metrics, first = folder / name / "metrics.jsonl", None
+    begin = time.perf_counter()
+    with (folder / "output").open("w+") as output:
+        environment = os.environ | {"LEHR_CACHE": str(folder / cache)}
+        running = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        while running.poll() is None:
+            if first is None and metrics.exists() and metrics.stat().st_size:
+                first = time.perf_counter() - begin
+            time.sleep(0.005)
+        if running.returncode or first is None:
+            output.seek(0)
+            sys.exit(output.read())
+    return first, time.perf_counter() - begin
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=500_000, help="budget in env steps (default: 500000)")
+    parser.add_argument("--repeat", type=int, default=1, help="rounds, of which the best is told (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print the seconds of all as JSON instead")
     parser.add_argument(
         "--settings", nargs="*", default=[], metavar="NAME=NUMBER", help="settings besides the defaults"
     )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        cold, *warm = (
-            seconds(Path(folder), name, arguments.steps, arguments.settings) for name in ("cold", "warm", "again")
-        )
-    best = [min(column) for column in zip(*warm, strict=True)]
-    print(f"{arguments.steps} steps {' '.join(arguments.settings)}: seconds to the first metrics / to the end")
-    print(f"nothing compiled: {cold[0]:.1f} / {cold[1]:.1f}; compiled before: {best[0]:.1f} / {best[1]:.1f}")
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(arguments.repeat):
+        for kind, measure in (("train", of_call), ("shell", of_shell)):
+            with tempfile.TemporaryDirectory() as folder:
+                for name in ("cold", "warm", "again"):
+                    seconds = measure(Path(folder), name, "cache", arguments.steps, arguments.settings)
+                    found.setdefault(f"{kind} {'cold' if name == 'cold' else 'warm'}", []).append(seconds)
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    print(f"jax {jax.__version__}, {arguments.steps} steps {' '.join(arguments.settings)}")
+    print("| | first metrics | end |\n|---|---|---|")
+    for name, all_seconds in found.items():
+        first, end = (min(column) for column in zip(*all_seconds, strict=True))
+        print(f"| {name} | {first:.1f} s | {end:.1f} s |")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ alone stays light, and Ctrl-C while the command line starts does not show a trac
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lehr import garbage
 from lehr.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,5 +70,6 @@ def __getattr__(name: str) -> Any:
     if name in ("envs", "schedules"):
         return importlib.import_module(f"lehr.{name}")
     if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+        with garbage.paused():
+            return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'lehr' has no attribute {name!r}")

@@ -20,7 +20,7 @@ from lehr.rewards import EnvironmentReward
 from lehr.schedules import schedule
 from lehr.schedules.bundle import bundle
 from lehr.spaces import Box, Discrete
-from lehr.training.guard import is_finite
+from lehr.training.guard import SMALL, is_finite
 from lehr.training.iteration import iteration
 from lehr.training.program import Program, assemble, initial_state
 from lehr.training.runners.device import chunk, metric_names
@@ -231,6 +231,18 @@ def test_is_finite_looks_at_every_float_and_at_nothing_else():
     assert bool(is_finite(tree))
     assert not bool(is_finite(tree | {"a": jnp.array([1.0, jnp.inf, 1.0])}))
     assert not bool(is_finite(tree | {"b": (jnp.int32(2), jnp.full((2, 2), jnp.nan))}))
+    assert bool(is_finite(()))
+    wide = {
+        "large": jnp.ones((2, SMALL)),
+        "half": jnp.ones(4, jnp.bfloat16),
+        "scalar": jnp.float32(1),
+        "none": jnp.ones(0),
+    }
+    assert bool(is_finite(tree | wide))
+    for name, leaf in wide.items():
+        if leaf.size:
+            broken = tree | wide | {name: leaf.at[(-1,) * leaf.ndim].set(jnp.nan)}
+            assert not bool(is_finite(broken)), name
 
 
 def test_assembling_a_run_leaves_out_the_coefficients_its_settings_do_not_use():

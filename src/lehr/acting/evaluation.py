@@ -29,6 +29,11 @@ class EpisodeResults(NamedTuple):
     lengths: np.ndarray
     """int32: numbers of steps."""
 
+    @classmethod
+    def of(cls, found: tuple[jax.Array, jax.Array]) -> "EpisodeResults":
+        """The results from arrays of any shape."""
+        return cls(*(np.asarray(x).ravel() for x in found))
+
     def __repr__(self) -> str:
         if not self.returns.size:
             return "EpisodeResults(no episodes)"
@@ -57,8 +62,11 @@ class Evaluator:
 
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Run the episodes, with the most likely actions or with sampled ones."""
-        returns, lengths = _run(self, learned, key, jnp.bool(greedy))
-        return EpisodeResults(np.asarray(returns).ravel(), np.asarray(lengths).ravel())
+        return EpisodeResults.of(self.run(learned, key, np.bool_(greedy)))
+
+    def run(self, learned: PolicyParameters, key: Key, greedy: Any) -> tuple[jax.Array, jax.Array]:
+        """Return the returns and the lengths; may be a part of a compiled program."""
+        return _run(self, learned, key, greedy)
 
 
 MOST_TOGETHER = 1 << 17

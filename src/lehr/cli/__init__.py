@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import lehr
+from lehr import garbage
 from lehr.errors import InputError, closest
 
 _INTERRUPTED = 130
@@ -120,9 +121,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
+    with garbage.paused():
+        from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
 
-    parsers, called = make_parsers(words)
+        parsers, called = make_parsers(words)
     arguments, unknown = parsers[""].parse_known_args(words)
     refuse_unknown(parsers[called], unknown)
     return arguments

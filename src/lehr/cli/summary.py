@@ -3,18 +3,19 @@
 import math
 import shlex
 import signal
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from lehr.cli import output
-from lehr.report import film
 from lehr.report.loggers.progress import duration, short_number
-from lehr.sweeps.api import SweepResult
-from lehr.sweeps.statistics import mean_interval
 from lehr.training.addresses import option
 from lehr.training.api import Result, own_code_in_settings
 from lehr.training.directory import RunDirectory
+
+if TYPE_CHECKING:  # imported where they are needed: this module is imported before training
+    from lehr.sweeps.api import SweepResult
 
 
 def print_summary(result: Result) -> None:
@@ -38,8 +39,10 @@ def print_summary(result: Result) -> None:
     output.print_facts(output.console(), facts)
 
 
-def summarise_seeds(result: SweepResult) -> None:
+def summarise_seeds(result: "SweepResult") -> None:
     """Print the mean return of several seeds with its interval, the files, and commands to run next."""
+    from lehr.sweeps.statistics import mean_interval
+
     name = shlex.quote(str(result.directory))
     facts: dict[str, str | list[str]] = {"seeds": str(result.directory)}
     if not result.results.members.size:
@@ -87,6 +90,8 @@ def _mean(final: dict[str, float], name: str) -> str:
 
 def _next(result: Result, final: dict[str, float]) -> list[str]:
     """Commands to run next."""
+    from lehr.report import film
+
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
     trust = " --trust" if any(own_code_in_settings(result.config)) else ""  # another process would refuse the code
     unfinished = final["env_steps"] < total

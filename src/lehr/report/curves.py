@@ -28,6 +28,12 @@ _TITLE_WIDTH = 92
 """The number of characters that fit above a panel."""
 
 
+def load() -> None:
+    """Import what a figure needs, which takes as long as drawing it."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
+
 def learning_curve(
     runs: Mapping[str, Columns],
     path: str | Path,

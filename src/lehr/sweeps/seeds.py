@@ -6,18 +6,19 @@ report` take; `lehr.sweeps.seed_files` says what else is in it.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from lehr import algorithms, config, zoo
 from lehr.envs import AnyEnvironment, HostEnvironment, make
 from lehr.errors import InputError, quoted
 from lehr.report.loggers.display import Display
-from lehr.sweeps.api import SweepResult, sweep
-from lehr.sweeps.directory import ROOT
 from lehr.training import api
 from lehr.training.directory import unused_path
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import RunConfig
+
+if TYPE_CHECKING:  # imported where it is needed: a single run does without
+    from lehr.sweeps.api import SweepResult
 
 
 @overload
@@ -47,7 +48,7 @@ def train(
     trust: bool = ...,
     distributed: bool = ...,
     **settings: Any,
-) -> SweepResult: ...
+) -> "SweepResult": ...
 
 
 def train(
@@ -62,7 +63,7 @@ def train(
     trust: bool = False,
     distributed: bool = False,
     **settings: Any,
-) -> api.Result | SweepResult:
+) -> "api.Result | SweepResult":
     """Train an agent, or one for each of several seeds at once, and return the result.
 
     Args:
@@ -122,8 +123,11 @@ def _with_tuned(algorithm: Any, env: Any, from_run: Any, settings: dict[str, Any
 
 def train_seeds(
     algorithm: Any, env: Any, seeds: int | Sequence[int], path: str | Path | None, settings: dict[str, Any]
-) -> SweepResult:
+) -> "SweepResult":
     """Train one configuration with several seeds at once; the arguments are those of `train`."""
+    from lehr.sweeps.api import sweep
+    from lehr.sweeps.directory import ROOT
+
     settings = config.merge([RunConfig], {}, settings)
     count = seeds if isinstance(seeds, int) else len(seeds)
     if isinstance(seeds, bool) or count < 2:

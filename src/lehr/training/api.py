@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr import algorithms, config, plugins
+from lehr import algorithms, config, garbage, plugins
 from lehr.acting import evaluation
 from lehr.acting.evaluation import EpisodeResults
 from lehr.acting.policy import Policy
@@ -110,9 +110,12 @@ def _train(
     instance = None if isinstance(env, str) else env
     if isinstance(env, str):
         settings["env"] = env
+    if run_dir is not None and hosts.leads:
+        with _writable(Path(run_dir)):
+            RunDirectory(Path(run_dir)).refuse_content()  # before anything is compiled
     if from_run is None:
         with _preparing(algorithm, settings, instance):
-            plan = make_plan(algorithm, settings, instance, spreads=True).on_devices(hosts)
+            plan = make_plan(algorithm, settings, instance, spreads=True, begins=hosts.count == 1).on_devices(hosts)
     else:
         origin = RunDirectory.open(from_run)
         found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
@@ -191,7 +194,7 @@ def _resume(
         changed = _changed(algorithm, saved, settings)
         instance = None if isinstance(env, str) else env
         with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance, spreads=True).on_devices(hosts)
+            plan = make_plan(algorithm, changed, instance, spreads=True, begins=hosts.count == 1).on_devices(hosts)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -374,12 +377,14 @@ def _writable(path: Path) -> Iterator[None]:
         ) from error
 
 
+@garbage.paused()
 def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False) -> Loop:
     """Create the loop of a run and write everything that a resume needs to its directory."""
     plugins.remember(text for _, text, _ in own_code_in_settings(plan.mapping))
     with _writable(directory.path), contextlib.ExitStack() as undo:
         loop = Loop(plan, directory, progress_fn, resumes)
         undo.callback(loop.record.close)
+        loop.prepare()
         loop.save()
         settings_file.write(directory, plan.mapping)  # written last: if it exists, so do the other files
         undo.pop_all()
@@ -397,7 +402,7 @@ def _fork(
     """Plan a new run that starts from another run's state, with changed settings."""
     old = make_plan(algorithm, _without_placeholders(saved), env, loads=False)
     state, meta = restore(origin, old)
-    plan = make_plan(algorithm, _changed(algorithm, saved, settings), env)
+    plan = make_plan(algorithm, _changed(algorithm, saved, settings), env, begins=hosts.count == 1)
     # Controllers restart, since they may differ, and the key comes from the fork's own seed.
     state = state.completed(plan.state)._replace(
         controllers=plan.state.controllers,

@@ -21,6 +21,11 @@ def use_cores() -> None:
             jax.config.update("jax_num_cpu_devices", number_of_cores())
 
 
+def are_few() -> bool:
+    """Whether one program that is compiled keeps all cores busy, so that a second at the same time delays it."""
+    return number_of_cores() <= 2
+
+
 def number_of_cores() -> int:
     """The number of cores that this process may use."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -64,10 +64,10 @@ class RunDirectory:
             run.path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise InputError(f"Cannot create a run at '{path}': it is a file; give another directory.") from None
-        run._refuse_content()
+        run.refuse_content()
         run.lock()
         try:
-            run._refuse_content()  # another process may have written it in between
+            run.refuse_content()  # another process may have written it in between
         except InputError:
             run.unlock()
             raise
@@ -78,8 +78,10 @@ class RunDirectory:
             write_json(run.git, commit)
         return run
 
-    def _refuse_content(self) -> None:
+    def refuse_content(self) -> None:
         """Refuse a directory with files, except those of a run that was killed before it was ready to be resumed."""
+        if not self.path.is_dir():
+            return
         entries = {entry.name for entry in self.path.iterdir()}
         saved = checkpoint.steps(self.checkpoints)
         if self.config.exists() or (saved and not (saved == [0] and self._has_only_begun(entries))):

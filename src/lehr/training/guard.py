@@ -1,10 +1,15 @@
 """The guard: non-finite updates are not applied."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from lehr.maths import across
 from lehr.types import PyTree, TrainState
+
+SMALL = 1 << 16
+"""Arrays with fewer numbers cost less to copy than to check by themselves."""
 
 
 def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejected: int | None = None) -> TrainState:
@@ -40,6 +45,14 @@ def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejecte
 
 
 def is_finite(tree: PyTree) -> jax.Array:
-    """Whether every number in a pytree is finite, bool `[]`."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(leaf)) for leaf in leaves)]))
+    """Whether every number in a pytree is finite, bool `[]`.
+
+    Small arrays are checked as one: each check is a kernel to compile and to launch.
+    """
+    small: dict[Any, list[jax.Array]] = {}
+    checked: list[jax.Array] = []
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            (small.setdefault(leaf.dtype, []) if leaf.size < SMALL else checked).append(leaf)
+    checked += [jnp.concatenate([leaf.reshape(-1) for leaf in leaves]) for leaves in small.values()]
+    return jnp.all(jnp.stack([jnp.bool(True), *(jnp.all(jnp.isfinite(leaf)) for leaf in checked)]))

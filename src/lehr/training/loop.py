@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lehr import garbage
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.files import refuse_link
@@ -125,6 +126,8 @@ class Loop:
         self.verdict = Verdict()
         self.saved: int | None = None
         """The update of the latest checkpoint."""
+        self.prepared = False
+        """Whether the evaluation was compiled, or begun to be."""
         self.compared = False
         """Whether the copies on several devices were compared."""
         meta: dict[str, Any] | None = None
@@ -232,6 +235,8 @@ class Loop:
                 self._log(self._chunk(*pending))
                 pending = None
             self._report()
+            if self.record.latest:
+                self._prepare_evaluation()
             count = _next_count(max(count, 1), self.pace.seconds, self.record.unit, self.runner.most)
         if pending is not None:
             self._log(self._chunk(*pending))
@@ -248,13 +253,28 @@ class Loop:
             count = min(count, len(rows))
         return rows, count
 
+    def prepare(self) -> None:
+        """Begin to compile the updates in the background, while the caller writes files."""
+        if not self.is_over:
+            self.runner.prepare(self.state)
+
+    def _prepare_evaluation(self) -> None:
+        """Begin to compile the evaluation in the background, once: it is traced while something else takes its time."""
+        if not self.prepared and self.plan.sharding.hosts.count == 1:
+            self.record.prepare(self.state, self.runner.prepare(self.state))
+        self.prepared = True
+
     def _compile(self) -> None:
-        begin, key = time.perf_counter(), compile_times.program_key(self.plan, self.state)
+        begin, key = self.runner.since or time.perf_counter(), compile_times.program_key(self.plan, self.state)
         with self.progress.waiting(
             f"compiling {self.plan.algorithm} on {self.plan.run.env.strip('<>')}", compile_times.last_time(key)
         ):
             self.plan.sharding.hosts.order("begin", updates=self.start)
-            self.runner.compile(self.state)
+            with garbage.paused():
+                compiling = self.runner.prepare(self.state)
+                if compiling is not None and not compiling.done():
+                    self._prepare_evaluation()
+                self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin
         compile_times.remember(key, self.compile_seconds)
         self.say(f"compiled in {self.compile_seconds:.1f} s")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 
-from lehr import algorithms, config, rewards
+from lehr import algorithms, config, garbage, rewards
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.config import CountOrAll, Names, Plugin
 from lehr.envs import (
@@ -31,7 +31,7 @@ from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
 from lehr.training.hosts import ALONE, Hosts
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
-from lehr.training.runners.device import metric_names
+from lehr.training.runners.device import DeviceRunner, metric_names
 from lehr.training.runners.host import complete
 from lehr.training.sharding import ONE_DEVICE, RunSharding, first_copy, share
 from lehr.types import Loaded, TrainState
@@ -149,6 +149,8 @@ class Plan:
     """What the user should know when the run starts."""
     sharding: RunSharding = ONE_DEVICE
     """How the state is placed on devices."""
+    runner: DeviceRunner | None = field(default=None, repr=False, compare=False)
+    """The runner, if it was made along with the plan and compiles in the background."""
 
     @property
     def evaluation_env(self) -> AnyEnvironment:
@@ -168,7 +170,8 @@ class Plan:
     def coefficient_texts(self) -> dict[str, str]:
         """The setting of each coefficient, as text."""
         fields = [*config.describe(type(self.settings)), *config.describe(type(self.reward_settings))]
-        return {field.name: str(self.mapping[field.name]) for field in fields if field.is_coefficient}
+        mapping = self.mapping
+        return {field.name: str(mapping[field.name]) for field in fields if field.is_coefficient}
 
     @property
     def updates(self) -> int:
@@ -195,8 +198,9 @@ class Plan:
             metric_names(self.program, self.state, sharding=sharding)
 
         sharding, notes = share(self.program, self.state, self.run.devices, trace, hosts)
-        state = sharding.place(sharding.with_memory(self.program, self.state))
-        return replace(self, state=state, sharding=sharding, notes=(*self.notes, *notes))
+        runner = self.runner if sharding.mesh is None else None
+        state, notes = sharding.place(sharding.with_memory(self.program, self.state)), (*self.notes, *notes)
+        return replace(self, state=state, sharding=sharding, notes=notes, runner=runner)
 
     def policy(self, state: TrainState) -> Policy:
         """Return the policy of a state."""
@@ -217,6 +221,7 @@ def settings_classes(algorithm: Any, settings: Mapping[str, Any] | None = None) 
     return [RunConfig, found.Config, found.NetworkConfig, model.Config]
 
 
+@garbage.paused()
 def make_plan(
     algorithm: Any,
     settings: Mapping[str, Any],
@@ -224,6 +229,7 @@ def make_plan(
     loads: bool = True,
     abstract: bool = False,
     spreads: bool = False,
+    begins: bool = False,
 ) -> Plan:
     """Parse the settings and assemble the run.
 
@@ -234,6 +240,7 @@ def make_plan(
         loads: whether to load the data of the reward model, which training needs.
         abstract: whether its state has shapes only, which is all that a population needs.
         spreads: whether `on_devices` comes next: the state then has no `memory` that only several devices can hold.
+        begins: whether to compile its updates in the background, if they run on one device, while its state is made.
     """
     use_compilation_cache()
     classes = settings_classes(algorithm, settings)
@@ -287,14 +294,24 @@ def make_plan(
     loaded = Loaded()
     if loads:
         loaded = build_reward_model(found, algorithm_config, made, reward_model, reward_config).load()
+    runner: DeviceRunner | None = None
+
+    def prepare(program: Program, shapes: TrainState) -> None:
+        nonlocal runner
+        if begins and _most_devices(run.devices) == 1 and not isinstance(made, HostEnvironment):
+            runner = DeviceRunner(program, shapes)
+            runner.prepare(shapes)
+
     program, state = assemble(
         *(found, made, algorithm_config, network, run.total_steps, run.seed, reward_model, reward_config, loaded),
         abstract=abstract,
         devices=_most_devices(run.devices) if spreads and not isinstance(made, HostEnvironment) else 1,
+        first=prepare,
     )
     if isinstance(made, HostEnvironment) and not abstract:
         state = complete(program, state, run.overlap)
-    return Plan(name, run, algorithm_config, network, reward_config, made, program, state, loaded, notes)
+    parsed = run, algorithm_config, network, reward_config
+    return Plan(name, *parsed, made, program, state, loaded, notes, runner=runner)
 
 
 def _most_devices(wanted: int | Literal["all"]) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -95,6 +96,9 @@ class PopulationRecord:
         self._evaluation = partial(compiled_evaluation, self.evaluator, sharding, structure, shapes)
         self._compiling = threading.Thread(target=self._compile, name="lehr-evaluation")
         """Compiles the evaluation while the first members train."""
+
+    def prepare(self, state: PopulationState, after: Future | None) -> None:
+        """Do nothing: the evaluation is compiled once training has settled."""
 
     def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
         """Evaluate the members, each as a run of its own would be, and save those that do not keep their places."""

@@ -1,6 +1,7 @@
 """The protocol of records: what the loop tells of its updates, to be written down."""
 
 import collections
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -80,6 +81,9 @@ class Record(Protocol):
 
         It may stop the run.
         """
+
+    def prepare(self, state: Any, after: Future | None) -> None:
+        """Begin to compile the evaluation in the background, if this record does so; perhaps `after` the updates."""
 
     def evaluate(self, state: Any, done: int) -> dict[str, Any]:
         """Evaluate the policy after `done` updates."""

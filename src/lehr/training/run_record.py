@@ -1,24 +1,29 @@
 """The record of a single run: `metrics.jsonl`, TensorBoard and other loggers, the best evaluation."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from lehr.acting.evaluation import evaluation_metrics, make_evaluator
+from lehr.acting.evaluation import EpisodeResults, Evaluator, evaluation_metrics, make_evaluator
+from lehr.acting.policy import PolicyParameters
 from lehr.files import refuse_link
+from lehr.report import curves
 from lehr.report.loggers import JsonLines, Loggers, TensorBoard, WeightsAndBiases, make_logger
 from lehr.report.loggers import ledger as ledgers
 from lehr.report.loggers.jsonl import truncate_after
 from lehr.report.loggers.ledger import Ledger, Mark
 from lehr.report.loggers.thinning import Thinning
-from lehr.training import checkpoint, settings_file
+from lehr.training import background, checkpoint, cores, settings_file
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, RunFailed, Verdict
 from lehr.training.sharding import first_copy
-from lehr.types import TrainState, derive
+from lehr.types import Key, TrainState, derive
 
 _OBSERVED = ("episode", "rollout")
 """Metrics under these names describe what the environment did, and are no cause of a non-finite update."""
@@ -65,7 +70,11 @@ class RunRecord:
             self.best, self.best_update = meta["best"], meta["best_update"]
             self.ledger = self._check_metrics(meta, update)
             self.thinning = Thinning(every, meta.get("waiting"))
+        self.settings = settings_file.to_json(plan.mapping)
         self.evaluator = make_evaluator(plan.evaluation_env, plan.policy(state).program, plan.run.evaluate_episodes)
+        self.evaluation: Future | None = None
+        """Its program, which is compiled in the background."""
+        self.drawing: Future | None = None
         # Loggers that may fail to start come first, before any file is open.
         project = plan.run.wandb_project
         online: list[Any] = [WeightsAndBiases(directory.path, plan.mapping, project)] if plan.run.wandb else []
@@ -94,13 +103,29 @@ class RunRecord:
             checkpoint.amend(self.directory.checkpoints, change)
         return found
 
+    def prepare(self, state: TrainState, after: Future | None) -> None:
+        """Do in the background what the end of the run needs: compile the evaluation, and import matplotlib.
+
+        On few cores, that begins after what training waits for.
+        """
+        if self.plan.run.evaluate_episodes and isinstance(self.evaluator, Evaluator):
+            given = self.plan.policy(state).learned, first_copy(state.key), np.uint32(0), np.bool_(True)
+            lowered = jax.jit(partial(_evaluation, self.evaluator)).lower(*given)
+            self.evaluation = background.start(lowered.compile, after if cores.are_few() else None)
+        if after is not None:
+            self.drawing = background.start(curves.load, self.evaluation or after)
+
     def evaluate(self, state: TrainState, done: int) -> dict[str, float]:
         """Evaluate the current policy and return the metrics, which are logged with the last update's."""
         if self.plan.run.evaluate_episodes == 0:
             return {}
-        learned = self.plan.policy(state).learned
-        key = derive(first_copy(state.key), "evaluate", done)
-        greedy, sampled = (self.evaluator(learned, key, greedy) for greedy in (True, False))
+        learned, key = self.plan.policy(state).learned, first_copy(state.key)
+        if self.evaluation is None:
+            results = [self.evaluator(learned, derive(key, "evaluate", done), greedy) for greedy in (True, False)]
+        else:
+            run = partial(background.finished(self.evaluation), learned, key, np.uint32(done))
+            results = [EpisodeResults.of(run(np.bool_(greedy))) for greedy in (True, False)]
+        greedy, sampled = results
         return {name: float(value) for name, value in evaluation_metrics(greedy, sampled).items()}
 
     def is_best(self, evaluation: dict[str, float], done: int) -> bool:
@@ -178,7 +203,7 @@ class RunRecord:
             "best": self.best,
             "best_update": self.best_update,
             "metrics": self.ledger.to_json(),
-            "settings": settings_file.to_json(self.plan.mapping),
+            "settings": self.settings,
         }
         if self.thinning.waiting:
             meta["waiting"] = self.thinning.waiting
@@ -190,4 +215,12 @@ class RunRecord:
 
     def close(self) -> None:
         """Close all loggers."""
+        for task in (self.drawing, self.evaluation):
+            if task is not None:
+                task.cancel()  # if it has not begun
         self.loggers.close()
+
+
+def _evaluation(evaluator: Evaluator, learned: PolicyParameters, key: Key, done: Any, greedy: Any) -> Any:
+    """Evaluate a policy after `done` updates, with the run's key."""
+    return evaluator.run(learned, derive(key, "evaluate", done), greedy)

@@ -25,6 +25,8 @@ __all__ = ["MOST_UPDATES", "Interrupted", "Runner", "make_runner"]
 def make_runner(plan: "Plan", warn: Callable[[str], object]) -> Runner:
     """Create the runner for a plan; `warn` receives warnings for the user."""
     program, run = plan.program, plan.run
+    if plan.runner is not None:
+        return plan.runner
     if not isinstance(program.env, HostEnvironment):
         return DeviceRunner(program, plan.state, plan.sharding)
     if run.actors == "none":

@@ -40,6 +40,10 @@ class ActorRunner:
         self._returns: dict[tuple[int, int], jax.Array] = {}
         """By actor and life: the discounted returns of running episodes, which scale the rewards."""
         self._speeds: dict[int, float] = {}
+        self.since: float | None = None
+
+    def prepare(self, state: TrainState) -> None:
+        """Do nothing: everything is compiled in `compile`."""
 
     def compile(self, state: TrainState) -> None:
         """Compile learning; each actor compiles acting itself."""

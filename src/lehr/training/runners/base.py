@@ -1,5 +1,6 @@
 """The protocol of runners."""
 
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import jax
@@ -21,6 +22,11 @@ class Runner(Protocol):
     """Names of an update's metrics, in column order."""
     most: int
     """Maximum number of updates of one call."""
+    since: float | None
+    """When it began to compile in the background, by `time.perf_counter`; `None` if it did not."""
+
+    def prepare(self, state: TrainState) -> Future | None:
+        """Begin to compile in the background, if this runner does so."""
 
     def compile(self, state: TrainState) -> None:
         """Compile everything, for states of the same shapes as this one."""

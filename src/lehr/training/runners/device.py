@@ -1,6 +1,8 @@
 """The runner for environments on the device: many updates in one compiled program."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 
 import jax
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr import kernels
+from lehr.training import background
 from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
@@ -21,11 +24,20 @@ class DeviceRunner:
     def __init__(self, program: Program, state: TrainState, sharding: RunSharding = ONE_DEVICE) -> None:
         self.program, self.sharding = program, sharding
         self.names, self.most = metric_names(program, state, sharding=sharding), MOST_UPDATES
+        self.since: float | None = None
+        self._compiling: Future | None = None
+
+    def prepare(self, state: TrainState) -> Future:
+        """Begin to compile the program in the background, once for chunks of any length."""
+        if self._compiling is None:
+            self.since = time.perf_counter()
+            program = jax.jit(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), donate_argnums=0)
+            self._compiling = background.start(program.lower(state, np.int32(1)).compile)
+        return self._compiling
 
     def compile(self, state: TrainState) -> None:
-        """Compile the program, once for chunks of any length."""
-        program = jax.jit(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), donate_argnums=0)
-        self._compiled = program.lower(state, np.int32(1)).compile()
+        """Compile the program, or wait until it is compiled."""
+        self._compiled = background.finished(self.prepare(state))
 
     def begin(self, state: TrainState) -> TrainState:
         """Return the state, with statistics of the observations of a first rollout if the run normalises them."""

@@ -48,7 +48,11 @@ class HostRunner:
         self.collector = Collector(program.env, program.algorithm, *sizes, params, program.needs, config.noise_steps)
         self.update = Update(program, state, watched=("rollout/lag",))
         self.names, self.most = self.update.names, MOST_UPDATES
+        self.since: float | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def prepare(self, state: TrainState) -> None:
+        """Do nothing: everything is compiled in `compile`."""
 
     def compile(self, state: TrainState) -> None:
         """Compile acting and learning."""

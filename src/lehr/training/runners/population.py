@@ -113,6 +113,10 @@ class PopulationRunner:
         self.names = (*names, *(evolution.names if evolution is not None else ()))
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
+        self.since: float | None = None
+
+    def prepare(self, state: PopulationState) -> None:
+        """Do nothing: everything is compiled in `compile`."""
 
     def compile(self, state: PopulationState) -> None:
         """Compile the program, once for chunks of any length and for all populations of the same shapes."""

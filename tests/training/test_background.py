@@ -1,0 +1,58 @@
+"""What is done in the background: results, errors, order, Ctrl-C."""
+
+import signal
+import threading
+import time
+
+import pytest
+
+from lehr.training import background
+
+
+def test_a_result_and_an_error_come_from_the_thread():
+    assert background.finished(background.start(lambda: threading.current_thread().name)) == "lehr-background"
+
+    def fail():
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        background.finished(background.start(fail))
+
+
+def test_what_comes_after_another_waits_for_it():
+    order, first_may_end = [], threading.Event()
+    first = background.start(lambda: (first_may_end.wait(), order.append("first")))
+    second = background.start(lambda: order.append("second"), after=first)
+    assert not second.running()
+    first_may_end.set()
+    background.finished(second)
+    assert order == ["first", "second"]
+
+
+def test_what_comes_after_a_failure_or_is_cancelled_makes_no_start():
+    called = []
+    failing = background.start(lambda: 1 / 0)
+    after = background.start(lambda: called.append("after a failure"), after=failing)
+    may_end = threading.Event()
+    slow = background.start(may_end.wait)
+    cancelled = background.start(lambda: called.append("cancelled"), after=slow)
+    assert cancelled.cancel()
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "lehr-background":
+            thread.join()
+    assert called == []
+    assert after.cancelled()
+
+
+def test_ctrl_c_takes_effect_when_the_function_has_returned():
+    ended = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+    slow = background.start(lambda: (time.sleep(0.5), ended.append(True)))
+    threading.Timer(0.1, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            background.finished(slow)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended == [True]

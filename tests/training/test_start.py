@@ -1,0 +1,153 @@
+"""What happens between the call of `train` and its first metrics: few imports, few programs, no wait for the rest."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+
+import lehr
+from lehr.acting.evaluation import evaluation_metrics, make_evaluator
+from lehr.algorithms import ppo
+from lehr.networks import NetworkConfig
+from lehr.training import background
+from lehr.training.directory import RunDirectory
+from lehr.training.loop import Loop
+from lehr.training.plan import make_plan
+from lehr.training.program import assemble
+from lehr.types import derive
+
+SMALL = {
+    "total_steps": 512,
+    "num_envs": 4,
+    "horizon": 16,
+    "minibatches": 2,
+    "hidden_sizes": (8,),
+    "progress": False,
+}
+
+
+def in_a_process(code: str, *arguments: str) -> list:
+    """Run code in a process of its own, and return what its last line says."""
+    found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def test_train_does_not_import_what_only_its_end_or_a_sweep_needs():
+    code = """
+import json, sys, lehr
+light = [name for name in ("jax", "flax", "matplotlib") if name in sys.modules]
+lehr.train
+import lehr.cli.train
+print(json.dumps([light, [name for name in sys.argv[1:] if name in sys.modules]]))
+"""
+    heavy = ("matplotlib", "scipy", "PIL", "pandas", "tensorboard", "ray", "lehr.sweeps.api", "lehr.report.render")
+    assert in_a_process(code, *heavy) == [[], []]
+
+
+def test_a_run_compiles_three_programs(tmp_path):
+    """Its initial state, its updates and its evaluation, each traced once; nothing else, not even a key."""
+    code = f"""
+import json, sys, jax, lehr
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **about: compiled.append(about["fun_name"]) if "backend_compile" in name else None
+)
+lehr.train("ppo", "CartPole-v1", run_dir=sys.argv[1], **{SMALL})
+print(json.dumps(compiled))
+"""
+    assert sorted(in_a_process(code, str(tmp_path / "run"))) == ["jit(_evaluation)", "jit(begin)", "jit(chunk)"]
+
+
+def test_the_updates_are_compiled_while_the_state_is_made():
+    plan = make_plan("ppo", SMALL, begins=True)
+    began = plan.runner.prepare(plan.state)
+    assert plan.on_devices().runner is plan.runner
+    plan.runner.compile(plan.state)
+    assert began.done()
+    state, _ = plan.runner.advance(plan.runner.begin(plan.state), 2)
+    assert int(state.updates) == 2
+    other = make_plan("ppo", SMALL)
+    assert other.runner is None
+    jax.tree.map(
+        np.testing.assert_array_equal, *map(_numbers, (make_plan("ppo", SMALL, begins=True).state, other.state))
+    )
+
+
+def _numbers(state):
+    """The arrays of a state, with keys as numbers."""
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), state)
+
+
+def test_the_evaluation_in_the_background_is_that_of_the_evaluator(tmp_path):
+    plan = make_plan("ppo", SMALL | {"evaluate_episodes": 8})
+    with RunDirectory.create(tmp_path / "run") as directory:
+        loop = Loop(plan, directory)
+        loop.prepare()
+        loop.record.prepare(plan.state, None)
+        assert loop.record.evaluation is not None
+        found = loop.record.evaluate(plan.state, 3)
+        evaluator = make_evaluator(plan.env, plan.policy(plan.state).program, 8)
+        key = derive(plan.state.key, "evaluate", 3)
+        results = [evaluator(plan.policy(plan.state).learned, key, greedy) for greedy in (True, False)]
+        assert found == {name: float(value) for name, value in evaluation_metrics(*results).items()}
+        background.finished(loop.runner.prepare(plan.state))
+        loop.record.close()
+
+
+@dataclass(frozen=True)
+class SeesNumbers(ppo.Algorithm):
+    """An algorithm whose network depends on the value of its key."""
+
+    @classmethod
+    def build(cls, spaces, config, network_config, key):
+        """Scale the parameters by a number that Python draws."""
+        drawn = np.random.default_rng(int(jax.random.bits(key))).uniform()
+        built, params = super().build(spaces, config, network_config, key)
+        return built, jax.tree.map(lambda x: drawn * x, params)
+
+
+@dataclass(frozen=True)
+class BringsWeights(ppo.Algorithm):
+    """An algorithm whose parameters are arrays from elsewhere, too large to be constants of a program."""
+
+    @classmethod
+    def build(cls, spaces, config, network_config, key):
+        """Return parameters that are all the same number."""
+        built, params = super().build(spaces, config, network_config, key)
+        return built, jax.tree.map(lambda x: np.full(x.shape, 0.25, x.dtype), params)
+
+
+def test_an_algorithm_may_build_its_network_from_numbers():
+    config, network, seed = ppo.Config(num_envs=4, horizon=8, minibatches=2), NetworkConfig(hidden_sizes=(8,)), 5
+    _, state = assemble(SeesNumbers, "CartPole-v1", config, network, 1000, seed)
+    _, plain = assemble("ppo", "CartPole-v1", config, network, 1000, seed)
+    key = derive(jax.random.key(seed), "network")
+    drawn = np.random.default_rng(int(jax.random.bits(key))).uniform()
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, drawn * y, rtol=1e-6), state.learner.params, plain.learner.params
+    )
+
+
+def test_weights_from_elsewhere_are_not_constants_of_the_program():
+    config, network = ppo.Config(num_envs=4, horizon=8, minibatches=2), NetworkConfig(hidden_sizes=(512, 512))
+    _, state = assemble(BringsWeights, "CartPole-v1", config, network, 1000)
+    assert all(np.all(np.asarray(leaf) == 0.25) for leaf in jax.tree.leaves(state.learner.params))
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**31, 2**32 + 5, -(2**63), 2**63 - 1])
+def test_the_key_of_a_run_is_that_of_its_seed(seed):
+    config, network = ppo.Config(num_envs=4, horizon=8, minibatches=2), NetworkConfig(hidden_sizes=(8,))
+    _, state = assemble("ppo", "CartPole-v1", config, network, 1000, seed)
+    assert np.array_equal(jax.random.key_data(state.key), jax.random.key_data(jax.random.key(seed)))
+
+
+def test_a_directory_with_a_run_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("algorithm: ppo")
+    monkeypatch.setattr("lehr.training.api.make_plan", lambda *given, **named: pytest.fail("it is assembled"))
+    with pytest.raises(lehr.InputError, match="is not empty"):
+        lehr.train("ppo", run_dir=tmp_path, **SMALL)
