@@ -2,7 +2,9 @@
 
 | name | what it does | where |
 |---|---|---|
+| drawn_ahead | computes a rollout's random numbers before its loop, see `lehr.kernels.drawn_ahead` | CPU |
 | mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, on each device |
+| mlp_cpu | differentiates a small actor and critic by hand, see `lehr.kernels.mlp_cpu` | CPU |
 | mlp_loss | differentiates a loss on such an actor and critic as one GPU kernel, see `lehr.kernels.mlp_loss` | CUDA |
 | row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
@@ -28,7 +30,7 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from lehr.errors import InputError, closest
-from lehr.kernels import mlp, mlp_loss, row_loop
+from lehr.kernels import drawn_ahead, mlp, mlp_cpu, mlp_loss, row_loop
 from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
@@ -53,7 +55,9 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {
+    "drawn_ahead": Kernel(drawn_ahead.is_able, drawn_ahead.fits, can_be_split=True),
     "mlp": Kernel(mlp.is_able, mlp.fits, can_be_split=False),
+    "mlp_cpu": Kernel(mlp_cpu.is_able, mlp_cpu.fits, can_be_split=True),
     "mlp_loss": Kernel(mlp.is_able, mlp_loss.fits, can_be_split=False),
     "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
     "written_out": Kernel(lambda: True, lambda *arguments: True, can_be_split=True),
@@ -83,15 +87,16 @@ def evaluate_mlps(
         heads: kernel `[i, O]` and bias `[O]` of the last layer, by the index of each MLP to evaluate.
         activation: its name; a user's own function is left to plain JAX.
     """
-    if not is_chosen("mlp", x, layers, heads, activation):
-        return None
-    if intercept := mlp_loss.interceptor():
-        return intercept(x, layers, heads, activation)
-    try:
-        return mlp.evaluate(x, layers, heads, activation)
-    except Exception as error:  # any error that another JAX version may raise
-        _warn_once("mlp", error)
-        return None
+    if is_chosen("mlp", x, layers, heads, activation):
+        if intercept := mlp_loss.interceptor():
+            return intercept(x, layers, heads, activation)
+        try:
+            return mlp.evaluate(x, layers, heads, activation)
+        except Exception as error:  # any error that another JAX version may raise
+            _warn_once("mlp", error)
+    if is_chosen("mlp_cpu", x, layers, heads, activation):
+        return mlp_cpu.evaluate(x, layers, heads, activation)
+    return None
 
 
 def value_and_grad(
@@ -135,19 +140,27 @@ def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unr
     def in_plain_jax() -> Any:
         return jax.lax.scan(body, start, rows, unroll=unroll)
 
-    if not is_chosen("row_loop", start, rows):
-        return in_plain_jax()
-    try:
+    def as_one_kernel() -> Any:
         with plain():  # so that products are visible
             return row_loop.scan(body, start, rows, in_plain_jax)
+
+    def ahead() -> Any:
+        return drawn_ahead.scan(body, start, rows, unroll)
+
+    loops = {"row_loop": as_one_kernel, "drawn_ahead": ahead}
+    name = next((name for name in loops if is_chosen(name, start, rows)), None)
+    if name is None:
+        return in_plain_jax()
+    try:
+        return loops[name]()
     except Unsupported as reason:
-        logging.getLogger("lehr").debug("The rollout is not one kernel: %s.", reason)
+        logging.getLogger("lehr").debug("The kernel %s does not run this rollout: %s.", name, reason)
         failure: Exception | None = None
     except Exception as error:  # any error that another JAX version may raise
         failure = error
     found = in_plain_jax()  # an error in the body itself is raised here, without a warning
     if failure is not None:
-        _warn_once("row_loop", failure)
+        _warn_once(name, failure)
     return found
 
 
@@ -194,7 +207,7 @@ def _parse(text: str) -> frozenset[str]:
     """Return the kernels that a text such as `no-mlp,no-written_out` turns off.
 
     >>> sorted(_parse("off")), sorted(_parse("no-mlp")), sorted(_parse(""))
-    (['mlp', 'mlp_loss', 'row_loop', 'written_out'], ['mlp'], [])
+    (['drawn_ahead', 'mlp', 'mlp_cpu', 'mlp_loss', 'row_loop', 'written_out'], ['mlp'], [])
     """
     meanings = {"off": set(KERNELS), **{f"no-{name}": {name} for name in KERNELS}}
     words = list(filter(None, map(str.strip, text.split(","))))
