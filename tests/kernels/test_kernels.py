@@ -47,7 +47,7 @@ def chosen(x=X, layers=LAYERS, heads=HEADS, activation="tanh"):
     [
         (None, set()),
         ("", set()),
-        ("off", {"mlp", "mlp_loss", "row_loop", "written_out"}),
+        ("off", {"drawn_ahead", "mlp", "mlp_cpu", "mlp_loss", "row_loop", "written_out"}),
         ("no-mlp", {"mlp"}),
         (" no-written_out , no-mlp,", {"mlp", "written_out"}),
     ],
@@ -64,7 +64,7 @@ def test_the_variable_turns_off_what_it_names(monkeypatch, able, text, off):
     ("text", "message"),
     [
         ("no-mpl", r"LEHR_KERNELS is 'no-mpl', but 'no-mpl' is unknown; did you mean 'no-mlp'\?"),
-        ("no-mlp,none", "but 'none' is unknown; known: off, no-mlp, no-mlp_loss, no-row_loop, no-written_out"),
+        ("no-mlp,none", "but 'none' is unknown; known: off, no-drawn_ahead, no-mlp, no-mlp_cpu, no-mlp_loss"),
         ("ON", "but 'ON' is unknown"),
     ],
 )
@@ -167,6 +167,7 @@ def test_an_mlp_that_jax_refuses_is_evaluated_in_plain_jax_with_one_warning(
     monkeypatch, caplog, module, piece, interpret
 ):
     """Both kernels are tried before either is part of a program, the one for the gradient too."""
+    monkeypatch.setenv("LEHR_KERNELS", "no-mlp_cpu")  # what the result is compared with is plain JAX
     network, params = actor_critic(Box(-1, 1, (4,)), Discrete(3), NetworkConfig(), jax.random.key(0))
     expected = value_and_gradient(network, params)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

@@ -8,7 +8,9 @@ from scipy import stats
 
 from lehr.errors import InputError
 from lehr.maths.minibatches import (
+    MOST_PACKED,
     MinibatchSource,
+    _packed_argsort,
     permutation,
     priorities,
     prioritised,
@@ -95,6 +97,20 @@ def test_a_long_permutation_mixes_from_end_to_end():
     assert abs(np.corrcoef(order, np.arange(4096))[0, 1]) < 4 / np.sqrt(4096)
     # The ascents of a uniform order have mean (n − 1) / 2 and variance (n + 1) / 12; ties would add to them.
     assert abs((np.diff(order) > 0).sum() - 4095 / 2) < 4 * np.sqrt(4097 / 12)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 128, 1000, 8192, MOST_PACKED, MOST_PACKED + 1])
+def test_a_cpu_sorts_faster_into_the_same_order(monkeypatch, length):
+    found = permutation(jax.random.key(length), length)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    np.testing.assert_array_equal(found, permutation(jax.random.key(length), length))
+
+
+@pytest.mark.parametrize("values", [1, 2, 50, 2**32])
+def test_keys_that_are_alike_keep_their_order(values):
+    keys = np.random.default_rng(0).integers(0, values, (3, 500), np.uint32)
+    found = jax.vmap(_packed_argsort)(jnp.asarray(keys))
+    np.testing.assert_array_equal(found, np.argsort(keys, axis=1, kind="stable"))
 
 
 @pytest.mark.parametrize("count", [0, 5])

@@ -2,7 +2,9 @@
 
 | name | what it does | where |
 |---|---|---|
+| drawn_ahead | computes a rollout's random numbers before its loop, see `lehr.kernels.drawn_ahead` | CPU |
 | mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, on each device |
+| mlp_cpu | differentiates a small actor and critic by hand, see `lehr.kernels.mlp_cpu` | CPU |
 | mlp_loss | differentiates a loss on such an actor and critic as one GPU kernel, see `lehr.kernels.mlp_loss` | CUDA |
 | row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
@@ -28,7 +30,7 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from lehr.errors import InputError, closest
-from lehr.kernels import mlp, mlp_loss, row_loop
+from lehr.kernels import drawn_ahead, mlp, mlp_cpu, mlp_loss, row_loop
 from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
@@ -53,7 +55,9 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {
+    "drawn_ahead": Kernel(drawn_ahead.is_able, drawn_ahead.fits, can_be_split=True),
     "mlp": Kernel(mlp.is_able, mlp.fits, can_be_split=False),
+    "mlp_cpu": Kernel(mlp_cpu.is_able, mlp_cpu.fits, can_be_split=True),
     "mlp_loss": Kernel(mlp.is_able, mlp_loss.fits, can_be_split=False),
     "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
     "written_out": Kernel(lambda: True, lambda *arguments: True, can_be_split=True),
@@ -83,15 +87,16 @@ def evaluate_mlps(
         heads: kernel `[i, O]` and bias `[O]` of the last layer, by the index of each MLP to evaluate.
         activation: its name; a user's own function is left to plain JAX.
     """
-    if not is_chosen("mlp", x, layers, heads, activation):
-        return None
-    if intercept := mlp_loss.interceptor():
-        return intercept(x, layers, heads, activation)
-    try:
-        return mlp.evaluate(x, layers, heads, activation)
-    except Exception as error:  # any error that another JAX version may raise
-        _warn_once("mlp", error)
-        return None
+    for name, evaluate in (("mlp", mlp.evaluate), ("mlp_cpu", mlp_cpu.evaluate)):
+        if not is_chosen(name, x, layers, heads, activation):
+            continue
+        if name == "mlp" and (intercept := mlp_loss.interceptor()):
+            return intercept(x, layers, heads, activation)
+        try:
+            return evaluate(x, layers, heads, activation)
+        except Exception as error:  # any error that another JAX version may raise
+            _warn_once(name, error)
+    return None
 
 
 def value_and_grad(
@@ -128,13 +133,17 @@ def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unr
     def in_plain_jax() -> Any:
         return jax.lax.scan(body, start, rows, unroll=unroll)
 
-    def by_kernel() -> Any:
+    def as_one_kernel() -> Any:
         with plain():  # so that products are visible
             return row_loop.scan(body, start, rows, in_plain_jax)
 
-    if not is_chosen("row_loop", start, rows):
-        return in_plain_jax()
-    return _tried("row_loop", by_kernel, in_plain_jax)
+    def ahead() -> Any:
+        return drawn_ahead.scan(body, start, rows, unroll)
+
+    for name, loop in (("row_loop", as_one_kernel), ("drawn_ahead", ahead)):
+        if is_chosen(name, start, rows):
+            return _tried(name, loop, in_plain_jax)
+    return in_plain_jax()
 
 
 _plain: contextvars.ContextVar[bool] = contextvars.ContextVar("plain", default=False)
@@ -174,7 +183,7 @@ def _parse(text: str) -> frozenset[str]:
     """Return the kernels that a text such as `no-mlp,no-written_out` turns off.
 
     >>> sorted(_parse("off")), sorted(_parse("no-mlp")), sorted(_parse(""))
-    (['mlp', 'mlp_loss', 'row_loop', 'written_out'], ['mlp'], [])
+    (['drawn_ahead', 'mlp', 'mlp_cpu', 'mlp_loss', 'row_loop', 'written_out'], ['mlp'], [])
     """
     meanings = {"off": set(KERNELS), **{f"no-{name}": {name} for name in KERNELS}}
     words = list(filter(None, map(str.strip, text.split(","))))

@@ -17,6 +17,9 @@ from lehr.types import Key, PyTree
 PRIORITY_FLOOR = 1e-6
 """Minimum priority, as a fraction of the largest."""
 
+MOST_PACKED = 2**16
+"""The longest permutation whose indices are sorted as parts of their keys on a CPU; beyond, too many keys are alike."""
+
 
 Kind = Literal["flat", "segments", "prioritised"]
 """Shuffled single steps, whole shuffled segments, or whole segments drawn by priority."""
@@ -93,7 +96,45 @@ def permutation(key: Key, length: int) -> jax.Array:
     >>> sorted(permutation(jax.random.key(0), 4).tolist())
     [0, 1, 2, 3]
     """
-    return jax.lax.sort_key_val(jax.random.bits(key, (length,)), jnp.arange(length, dtype=jnp.int32))[1]
+    keys = jax.random.bits(key, (length,))
+    if jax.default_backend() == "cpu" and 1 < length <= MOST_PACKED:
+        return _packed_argsort(keys)
+    return jax.lax.sort_key_val(keys, jnp.arange(length, dtype=jnp.int32))[1]
+
+
+def _packed_argsort(keys: jax.Array) -> jax.Array:
+    """Return what sorts uint32 keys `[n]`, int32 `[n]`, as a stable sort of pairs would.
+
+    On a CPU, XLA sorts numbers with a loop for their type, and pairs with one that calls a function to compare two of
+    them (four orders of 8,192 on one core: 0.8 and 4.2 ms). So each index replaces the lowest bits of its key. Keys
+    that only differ in these bits may then be in the wrong order, which a few swaps of neighbours put right.
+
+    >>> _packed_argsort(jnp.array([7, 5, 2**31, 4, 5], jnp.uint32)).tolist()
+    [3, 1, 4, 0, 2]
+    """
+    length = len(keys)
+    low = jnp.uint32(2 ** math.ceil(math.log2(length)) - 1)
+    packed = jax.lax.sort((keys & ~low) | jnp.arange(length, dtype=jnp.uint32))
+    order = (packed & low).astype(jnp.int32)
+    places = jnp.arange(length - 1) % 2
+
+    def is_unsorted(carried: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return jnp.any(carried[0][:-1] > carried[0][1:])
+
+    def swapped(carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        for parity in range(2):
+            keys, order = carried
+            swaps = (keys[:-1] > keys[1:]) & (places == parity)
+            carried = _swap_neighbours(swaps, keys), _swap_neighbours(swaps, order)
+        return carried
+
+    return jax.lax.while_loop(is_unsorted, swapped, (keys[order], order))[1]
+
+
+def _swap_neighbours(swaps: jax.Array, x: jax.Array) -> jax.Array:
+    """Swap the elements i and i + 1 of `x`, `[n]`, where `swaps`, bool `[n − 1]`, has no neighbouring trues."""
+    from_right = jnp.where(jnp.append(swaps, False), jnp.roll(x, -1), x)
+    return jnp.where(jnp.append(False, swaps), jnp.roll(x, 1), from_right)
 
 
 def shuffled(key: Key, length: int, count: int) -> jax.Array:
