@@ -5,8 +5,8 @@
 
 Everything is on: metrics, all coefficients scheduled, truncation, episode statistics. The ratio is what matters: above
 1, the trainer with all its features is faster than the bare loop without them. PureJaxRL runs beside them if the
-variable PUREJAXRL names its folder (see bench/purejaxrl.py), where its networks have the same sizes. All programs are
-compiled at the same time, before the first is timed.
+variable PUREJAXRL names its folder (see bench/purejaxrl.py), where its networks have the same sizes. The programs of a
+row are compiled at the same time, before the first of them is timed.
 """
 
 import argparse
@@ -159,10 +159,8 @@ def main() -> None:
         purejaxrl.module()  # imports are not for several threads
     else:
         print(f"without PureJaxRL: {purejaxrl.FOLDER} does not name its folder")
-    makes = [row.makes() for row in rows]
-    found = iter(together.compiled([make for of_row in makes for make in of_row]))
-    for row, of_row in zip(rows, makes, strict=True):
-        runs = {name: run for _ in of_row for name, run in next(found).items()}
+    for row in rows:
+        runs = {name: run for found in together.compiled(row.makes()) for name, run in found.items()}
         print(row.measure(runs), flush=True)
 
 
