@@ -129,12 +129,9 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
     @property
     def unused(self) -> frozenset[str]:
         """Coefficients that these settings do not use; they are neither evaluated nor logged."""
-        names: set[str] = set()
-        if self.advantage != "vtrace":
-            names |= {"rho_clip", "c_clip"}
-        if self.minibatching != "prioritised":
-            names |= {"priority_exponent", "importance_exponent"}
-        return frozenset(names)
+        ratios = () if self.advantage == "vtrace" else ("rho_clip", "c_clip")
+        exponents = () if self.minibatching == "prioritised" else ("priority_exponent", "importance_exponent")
+        return frozenset((*ratios, *exponents))
 
 
 def config_of(config: ClippedSettings) -> Config:
@@ -196,12 +193,10 @@ class Algorithm(ActorCriticAlgorithm):
         exponents = coef.get("priority_exponent"), coef.get("importance_exponent")
 
         def gradient_step(carried: Any, drawn: Any) -> tuple[Any, MetricRow]:
-            params, state, known, active = carried
-            drawn, key = drawn
+            (params, state, known, active), (drawn, key) = carried, drawn
             minibatch = source.take(drawn, known, *exponents)
             (_, (metrics, advantages)), gradients = self._gradients(params, unpack_params, minibatch, coef, key)
-            rate, limit = coef["learning_rate"], coef.get("max_grad_norm")
-            step = self.optimiser.step(params, state, gradients, rate, limit, coef)
+            step = self.optimiser.step(params, state, gradients, coef["learning_rate"], coef.get("max_grad_norm"), coef)
             metrics["gradient/norm"] = step.gradient_norm
             if source.kind == "prioritised" and config.advantage == "vtrace":  # GAE's advantages do not change
                 known = known.at[minibatch.indices].set(priorities(advantages))
@@ -241,11 +236,12 @@ class Algorithm(ActorCriticAlgorithm):
         carry = sequences.burn_ins(*seen, window, burn_in) if burn_in else sequences.carries(*seen, window)
         return sequences.cut(data, window), carry
 
-    def _carry(self, params: PyTree, carry: PyTree) -> PyTree:
-        """Return the initial recurrent states of segments or windows, refreshed by a burn-in if there is one."""
-        if not self.config.burn_in:
-            return carry
-        return sequences.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
+    def _evaluated(self, params: PyTree, minibatch: Minibatch) -> tuple[Any, jax.Array]:
+        """Return the policy and the values of a minibatch; a burn-in refreshes its recurrent states if there is one."""
+        rollout, carry = minibatch.data.rollout, minibatch.carry
+        if self.config.burn_in:
+            carry = sequences.burnt_in(partial(self.network.unroll, jax.lax.stop_gradient(params)), carry)
+        return self.network.unroll(params, carry, rollout.obs, rollout.reset)[1:]
 
     def _gradients(
         self, packed: PyTree, unpack: Callable[[PyTree], PyTree], minibatch: Minibatch, coef: Metrics, key: Key
@@ -271,11 +267,12 @@ class Algorithm(ActorCriticAlgorithm):
         if parts == 1:
 
             def loss_of(minibatch: Minibatch) -> Callable[[PyTree], Any]:
-                valid = validity(minibatch.data.rollout)
-                return lambda params: self.loss(params, minibatch, valid, coef, key)
+                return lambda params: self.loss(params, minibatch, validity(minibatch.data.rollout), coef, key)
 
             whole = minibatch._replace(data=samples)
-            return kernels.value_and_grad(loss_of(whole), packed, unpack, by_rows=loss_of(self._as_rows(whole)))
+            in_rows = self.config.minibatching == "segments" and not self.network.is_recurrent
+            by_rows = loss_of(whole.as_rows()) if in_rows else None
+            return kernels.value_and_grad(loss_of(whole), packed, unpack, by_rows)
 
         def part_of(given: tuple[Minibatch, Key]) -> Any:
             # Means of parts, averaged, must be the mean of the whole, in which each valid step counts alike.
@@ -288,19 +285,9 @@ class Algorithm(ActorCriticAlgorithm):
         )
         return (loss, (metrics, masked(found, valid))), gradients
 
-    def _as_rows(self, minibatch: Minibatch) -> Minibatch:
-        """Return a minibatch of segments `[T, n]` as one of single steps `[T · n]`, where segments mean nothing."""
-        config = self.config
-        is_whole = self.network.is_recurrent or config.advantage == "vtrace" or minibatch.weights is not None
-        if config.minibatching == "flat" or is_whole or config.accumulate > 1:
-            return minibatch
-        return minibatch._replace(data=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), minibatch.data))
-
     def _estimates(self, params: PyTree, minibatch: Minibatch, coef: Metrics) -> tuple[jax.Array, jax.Array]:
         """Return the current policy's advantages, with V-trace's ratios, and the value targets."""
-        rollout = minibatch.data.rollout
-        carry = self._carry(params, minibatch.carry)
-        _, policy, _ = self.network.unroll(params, carry, rollout.obs, rollout.reset)
+        rollout, (policy, _) = minibatch.data.rollout, self._evaluated(params, minibatch)
         return corrected_gae_of(rollout, policy.log_prob(rollout.action) - rollout.log_prob, coef)
 
     def loss(
@@ -310,11 +297,9 @@ class Algorithm(ActorCriticAlgorithm):
 
         The advantages come with the minibatch; V-trace's are estimated here, unless they are `estimated` already.
         """
-        rollout, advantages, targets, reference = minibatch.data
-        weights = minibatch.weights
+        (rollout, advantages, targets, reference), weights = minibatch.data, minibatch.weights
         # --- current policy and value, and the ratio to the policy that acted
-        carry = self._carry(params, minibatch.carry)
-        _, policy, values = self.network.unroll(params, carry, rollout.obs, rollout.reset)
+        policy, values = self._evaluated(params, minibatch)
         log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
         # --- advantages of the current policy
         found = advantages

@@ -37,6 +37,10 @@ class Minibatch(NamedTuple):
     indices: jax.Array
     """Indices of its steps or segments."""
 
+    def as_rows(self) -> "Minibatch":
+        """Return a minibatch of segments `[T, n]` as one of single steps `[T · n]`."""
+        return self._replace(data=jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), self.data))
+
 
 class MinibatchSource:
     """The minibatches of an update: draws indices, and gathers their samples from one packed array.
