@@ -137,6 +137,7 @@ def assemble(
     """
     key, made = jax.random.key(seed), make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
+    settings = settings.for_spaces(Spaces(prepared.observation_space, prepared.action_space))
     built, params = builder(algorithm, prepared, settings, network_config)(derive(key, "network"))
     if reward_settings is None and reward_model is not EnvironmentReward:
         reward_settings = reward_model.Config()
