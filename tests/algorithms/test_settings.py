@@ -117,6 +117,16 @@ def test_a_run_states_what_auto_meant_and_presets_and_old_settings_are_kept():
     assert normalised(preset="classic") == normalised(preset="puffer") == (False, False)
 
 
+@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
+def test_the_discount_grows_from_a_value_for_the_kind_of_actions_unless_it_is_given(algorithm):
+    def discount(env, **settings):
+        return make_plan(algorithm, {"total_steps": 1024, "env": env, **settings}).mapping["discount"]
+
+    assert discount("Pendulum-v1") == "0.95 -> 0.99"
+    assert discount("CartPole-v1") == "0.98 -> 0.99"
+    assert discount("Pendulum-v1", gamma=0.9) == 0.9
+
+
 def test_a_switch_with_auto_is_written_like_any_other_or_with_a_value(capsys):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     config.add_flags(parser, [ppo.Config], ["ppo"])

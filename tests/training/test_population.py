@@ -13,6 +13,7 @@ import lehr
 from lehr.errors import InputError
 from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.report.loggers.thinning import Thinning
+from lehr.schedules import env_steps
 from lehr.schedules.bundle import population as stacked
 from lehr.training import columns
 from lehr.training import population as populations
@@ -274,3 +275,13 @@ def test_no_two_batched_factorisations_wait_for_each_others_threads():
         assert result
         sizes = [int(size) for size in result[1].strip("x").split("x")]
         assert len(sizes) == 2 or sizes[0] == 1
+
+
+@pytest.mark.parametrize(("env", "first", "last"), [("Pendulum-v1", 0.95, 0.99), ("CartPole-v1", 0.98, 0.99)])
+def test_members_have_the_coefficients_that_their_settings_leave_to_the_spaces(env, first, last):
+    shared = {"env": env, "total_steps": 640, "num_envs": 4, "horizon": 8, "hidden_sizes": [8]}
+    population = make_population("a2c", [{**shared, "learning_rate": rate} for rate in (1e-3, "2e-3 -> 0")])
+    for number in range(2):
+        state = member_state(population.plan.state, number)
+        found = [state.coefficients.values(state.controllers, env_steps(n, 32))["discount"] for n in (0, 20)]
+        np.testing.assert_allclose(found, [first, last], rtol=1e-6)

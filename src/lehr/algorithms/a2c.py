@@ -5,16 +5,18 @@
 See docs/a2c.md for the details.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import jax
 
+from lehr import networks
 from lehr.algorithms.base import ActorCriticAlgorithm
-from lehr.algorithms.settings import ActorCriticSettings
+from lehr.algorithms.settings import ActorCriticSettings, are_continuous
 from lehr.config import Coef, Plugin
 from lehr.maths import losses
 from lehr.maths.advantages import advantages_of
+from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
@@ -22,17 +24,33 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 class Config(ActorCriticSettings):
     """Settings of A2C. Coefficients accept a number or any schedule; the others are static."""
 
-    num_envs: int = 16
+    num_envs: int = 8
     horizon: int = 8
     """Steps per environment in a rollout; with gae_lambda = 1, the n of n-step returns."""
+    noise_steps: int = 4
+    discount: Coef | None = None
+    """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.98 -> 0.99."""
     optimiser: Plugin = "rmsprop"
-    standardise_advantages: bool = False
-    learning_rate: Coef = "4e-3 -> 0"
+    learning_rate: Coef = "3e-3 -> 0"
     entropy_coef: Coef = "0.01 -> 0"
-    gae_lambda: Coef = 1.0
+    gae_lambda: Coef = 0.9
     """GAE's lambda: the bias-variance trade-off of the advantage; 1 gives n-step returns."""
 
     allows_overlap: ClassVar[bool] = False
+
+    def for_spaces(self, spaces: Spaces) -> Self:
+        """Return the settings with what they leave open for these spaces, which is `auto` and the discount."""
+        settings = super().for_spaces(spaces)
+        if settings.discount is not None:
+            return settings
+        return replace(settings, discount="0.95 -> 0.99" if are_continuous(spaces.action) else "0.98 -> 0.99")
+
+
+@dataclass(frozen=True)
+class NetworkConfig(networks.NetworkConfig):
+    """Architecture of an actor and a critic, whose exploration fills the Box of the actions at first."""
+
+    initial_log_std: float | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,7 @@ class Algorithm(ActorCriticAlgorithm):
     """A2C: one gradient step on each rollout."""
 
     Config: ClassVar[type] = Config
+    NetworkConfig: ClassVar[type] = NetworkConfig
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """Make one update: compute advantages, then take one gradient step on the whole rollout."""

@@ -24,9 +24,9 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 class Config(a2c.Config, LagSettings):
     """Settings of IMPALA: those of A2C, and those of an acting policy that lags behind."""
 
-    horizon: int = 16
+    horizon: int = 8
     """Steps of each environment in one rollout."""
-    gae_lambda: Coef = 1.0
+    gae_lambda: Coef = 0.9
     """Factor on the ratio in V-trace's trace."""
 
     allows_overlap: ClassVar[bool] = True
@@ -37,6 +37,7 @@ class Algorithm(ActorCriticAlgorithm):
     """IMPALA: one gradient step on each rollout, corrected by V-trace."""
 
     Config: ClassVar[type] = Config
+    NetworkConfig: ClassVar[type] = a2c.NetworkConfig
     needs_behind: ClassVar[frozenset[str]] = frozenset({"final_obs"})
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:

@@ -70,6 +70,11 @@ _WHOLE_ROLLOUT = tuple(
 """Settings of algorithms with minibatches, for those without them."""
 
 
+def are_continuous(actions: Space) -> bool:
+    """Whether some of the actions are real numbers."""
+    return any(isinstance(space, Box) for space in leaves(actions))
+
+
 def _are_unscaled(space: Space) -> bool:
     """Whether observations are vectors of real numbers, some of which may leave [-1, 1]; images are none."""
     real = [part for part in leaves(space) if isinstance(part, Box) and np.issubdtype(part.dtype, np.floating)]
@@ -142,7 +147,7 @@ class Settings:
     def for_spaces(self, spaces: Spaces) -> Self:
         """Return the settings with what `auto` means for these spaces."""
         chosen: dict[str, Any] = {}
-        is_continuous = any(isinstance(space, Box) for space in leaves(spaces.action))
+        is_continuous = are_continuous(spaces.action)
         if self.normalise_observations == "auto":
             chosen["normalise_observations"] = is_continuous and _are_unscaled(spaces.observation)
         if self.normalise_rewards == "auto":

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from lehr import masks, plugins
@@ -101,16 +102,19 @@ class NetworkConfig:
     """Distribution of Box actions: normal (clipped to the Box) or tanh_normal (squashed into the Box)."""
     state_dependent_std: bool = False
     """Make log σ an output of the network instead of a parameter."""
-    initial_log_std: Annotated[
-        float,
-        Names(
-            ("log_std_init",),
-            others=(
-                ("init_noise_std", "it is σ itself; write initial_log_std, its natural logarithm: 0 for a σ of 1"),
+    initial_log_std: (
+        Annotated[
+            float,
+            Names(
+                ("log_std_init",),
+                others=(
+                    ("init_noise_std", "it is σ itself; write initial_log_std, its natural logarithm: 0 for a σ of 1"),
+                ),
             ),
-        ),
-    ] = 0.0
-    """Initial log σ."""
+        ]
+        | None
+    ) = 0.0
+    """Initial log σ; none starts σ at half the width of the Box, 1 where it has no bounds."""
     action_mask: bool = True
     """Never take an action that the observation's entry action_mask forbids; off makes it an entry like any other."""
     dtype: str = "float32"
@@ -468,6 +472,17 @@ def _default_hidden_sizes(view: View) -> tuple[int, ...]:
     return (128,) if is_small(view.image[1].shape) else (512,)
 
 
+def _initial_log_std(space: Box, config: NetworkConfig) -> tuple[float, ...]:
+    """Return the initial log σ of each action: log ½ (high − low), if the settings leave it open."""
+    entries = int(np.prod(space.shape))
+    if config.initial_log_std is not None:
+        return (config.initial_log_std,) * entries
+    if config.distribution == "tanh_normal" or config.state_dependent_std:
+        return (0.0,) * entries  # the first is squashed into the Box, the second has limits of its own
+    half = (space.high.astype(np.float64) - space.low) / 2
+    return tuple(np.log(half, out=np.zeros(half.shape), where=np.isfinite(half) & (half > 0)).ravel().tolist())
+
+
 def _policy_head(in_features: int, space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> CategoricalHead | NormalHead:
     match space:
         case Discrete() | MultiDiscrete():
@@ -478,7 +493,7 @@ def _policy_head(in_features: int, space: Space, config: NetworkConfig, rngs: nn
                 space,
                 squash=config.distribution == "tanh_normal",
                 state_dependent_std=config.state_dependent_std,
-                initial_log_std=config.initial_log_std,
+                initial_log_std=_initial_log_std(space, config),
                 rngs=rngs,
             )
     raise InputError(f"The action space is {space}, but a policy needs Discrete, MultiDiscrete or Box: convert it.")

@@ -48,7 +48,7 @@ class NormalHead(nnx.Module):
         *,
         squash: bool,
         state_dependent_std: bool,
-        initial_log_std: float,
+        initial_log_std: tuple[float, ...],
         rngs: nnx.Rngs,
     ) -> None:
         if len(space.shape) != 1:
@@ -67,7 +67,7 @@ class NormalHead(nnx.Module):
             self.mean_and_log_std = linear(in_features, 2 * size, gain=0.01, rngs=rngs)
         else:
             self.mean = linear(in_features, size, gain=0.01, rngs=rngs)
-            self.log_std = nnx.Param(jnp.full(size, initial_log_std))
+            self.log_std = nnx.Param(jnp.array(initial_log_std))
 
     @property
     def layer(self) -> nnx.Linear:
@@ -82,7 +82,8 @@ class NormalHead(nnx.Module):
         """Return the distribution for the outputs of the layer; continuous actions have no mask."""
         if self.state_dependent_std:
             mean, change = jnp.split(outputs, 2, -1)
-            log_std = jnp.clip(self.initial_log_std + change, *LOG_STD_RANGE)
+            initial = jnp.broadcast_to(jnp.array(self.initial_log_std), change.shape)
+            log_std = jnp.clip(initial + change, *LOG_STD_RANGE)
         else:
             mean = outputs
             log_std = jnp.broadcast_to(self.log_std[...], mean.shape)

@@ -174,7 +174,7 @@ def make_population(
             )
     program = _program(plan)
     keys = _keys([_seed(settings) for settings in members])
-    candidates = Candidates(jax.tree.map(jnp.asarray, _stacked([one.coefficients for one in found])), keys)
+    candidates = Candidates(jax.tree.map(jnp.asarray, _stacked(plan, [one.coefficients for one in found])), keys)
     first = jax.tree.map(lambda leaf: leaf[:places], candidates)
     state = _initial(program, plan.settings, plan.network, *first, plan.loaded.data)
     evolution = None if make_evolution is None else make_evolution(plan)
@@ -221,9 +221,14 @@ def _keys(seeds: Sequence[int]) -> Key:
     return jnp.stack([jax.random.key(seed) for seed in seeds])
 
 
-def _stacked(coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
-    """The coefficients of all members, with a number of phases that most populations have in common."""
-    return stacked(coefficients, FEWEST_PHASES)
+def _stacked(plan: Plan, coefficients: Sequence[Mapping[str, Any]]) -> Coefficients:
+    """The coefficients of all members, with a number of phases that most populations have in common.
+
+    The plan is that of a member. It adds the coefficients that its settings leave to the spaces of the environment.
+    """
+    chosen = config.coefficients(plan.settings, plan.run.total_steps)
+    used = {name: one for name, one in chosen.items() if name not in plan.settings.unused}
+    return stacked([{**used, **one} for one in coefficients], FEWEST_PHASES)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -261,7 +266,7 @@ def initial_member(
 
 def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
     """The shapes of the state of a population with these coefficients, from the plan of one of its members."""
-    together = jax.eval_shape(lambda: _stacked(coefficients))
+    together = jax.eval_shape(lambda: _stacked(plan, coefficients))
     size = len(coefficients)
     one = plan.state._replace(coefficients=())
     members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)

@@ -146,6 +146,7 @@ def assemble(
     """
     made = make(env)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
+    settings = settings.for_spaces(Spaces(prepared.observation_space, prepared.action_space))
     build = builder(algorithm, prepared, settings, network_config)
     if reward_settings is None and reward_model is not EnvironmentReward:
         reward_settings = reward_model.Config()
