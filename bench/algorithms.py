@@ -17,6 +17,7 @@ import together
 
 from lehr import algorithms
 from lehr.config import build
+from lehr.training import compile_options
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk
 
@@ -33,7 +34,8 @@ def compiled(name: str, num_envs: int, horizon: int) -> dict[str, together.Run]:
     settings, network = build(algorithms.settings_of(name), given)
     program, state = assemble(name, "CartPole-v1", settings, network, TOTAL)
     held = [state]
-    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0).lower(state, np.int32(1)).compile()
+    lowered = jax.jit(partial(chunk, program, 1024), donate_argnums=0).lower(state, np.int32(1))
+    compiled = compile_options.compiled(lowered, compile_options.UPDATES)
 
     def run(updates: int) -> Any:
         held[0], rows = compiled(held[0], np.int32(updates))

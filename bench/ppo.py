@@ -26,6 +26,7 @@ from lehr.algorithms import ppo
 from lehr.config import coefficients
 from lehr.networks import NetworkConfig
 from lehr.schedules.bundle import population
+from lehr.training import compile_options
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk
 
@@ -53,7 +54,8 @@ def lehr_runs(settings: Settings, variants: dict[str, Settings], network: Settin
     program, state = assemble("ppo", "CartPole-v1", configs[0], NetworkConfig(**network), TOTAL)
     found = [coefficients(config, TOTAL) for config in configs]
     stacked = population([{name: one[name] for name in state.coefficients.names} for one in found])
-    compiled = jax.jit(partial(chunk, program, 1024), donate_argnums=0).lower(state, np.int32(1)).compile()
+    lowered = jax.jit(partial(chunk, program, 1024), donate_argnums=0).lower(state, np.int32(1))
+    compiled = compile_options.compiled(lowered, compile_options.UPDATES)
 
     def run_of(index: int) -> together.Run:
         own = jax.tree.map(lambda leaf: leaf[index], stacked)

@@ -1,7 +1,6 @@
 """The static part of a run, which is fixed at compile time, and its initial state."""
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
+from lehr.training import compile_options
 from lehr.types import NOTHING, Actor, Key, Loaded, PyTree, TrainState, check_fits, derive, shared_between
 
 MOST_PER_UPDATE = 2**32
@@ -183,7 +183,7 @@ def assemble(
             most = jax.jit(lambda *given: state_of(*given).with_memories(NOTHING, NOTHING))(*arguments)
             return program, most.with_memories(*shapes.memories)
     first(program, shapes)
-    return program, traced.lower().compile(_once())(*arguments)
+    return program, compile_options.compiled(traced.lower(), compile_options.ONCE)(*arguments)
 
 
 def _traced(begin: Callable[..., TrainState], *arguments: Any) -> Any:
@@ -196,16 +196,6 @@ def _traced(begin: Callable[..., TrainState], *arguments: Any) -> Any:
     except jax.errors.JAXTypeError:
         return None
     return None if sum(np.asarray(x).nbytes for x in traced.jaxpr.consts) > MOST_CONSTANTS else traced
-
-
-def _once() -> dict[str, Any]:
-    """Options to compile a program that runs once: on a CPU, with less optimisation, unless the user chose a level.
-
-    That takes 40% less time. Level 1 gives the same bits as the default; level 0 does not multiply and add at once.
-    """
-    name = "xla_backend_optimization_level"
-    is_chosen = name in os.environ.get("XLA_FLAGS", "")
-    return {name: 1} if jax.default_backend() == "cpu" and not is_chosen else {}
 
 
 def build_reward_model(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr import kernels
-from lehr.training import background
+from lehr.training import background, compile_options
 from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
@@ -32,7 +32,8 @@ class DeviceRunner:
         if self._compiling is None:
             self.since = time.perf_counter()
             program = jax.jit(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), donate_argnums=0)
-            self._compiling = background.start(program.lower(state, np.int32(1)).compile)
+            lowered = program.lower(state, np.int32(1))
+            self._compiling = background.start(partial(compile_options.compiled, lowered, compile_options.UPDATES))
         return self._compiling
 
     def compile(self, state: TrainState) -> None:
