@@ -9,8 +9,7 @@ from collections.abc import Iterator
 def paused() -> Iterator[None]:
     """Collect no garbage in this scope, in which many objects are made that stay: modules, or a traced program.
 
-    The collector runs whenever so many objects were made, and finds nothing: a fifth of the time of importing JAX and
-    of tracing.
+    The collector runs after every so many new objects, and here it finds nothing to free.
 
     >>> with paused():
     ...     gc.isenabled()

@@ -327,18 +327,19 @@ def test_every_action_space_gets_its_distribution():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, [0.5, 3.0, 1.0, 1.0]),
-        ({"initial_log_std": -1.0}, [np.exp(-1.0)] * 4),
-        ({"state_dependent_std": True}, [1.0] * 4),
+        ({}, [0.5, 3.0, 1.0, 1.0, 1.0]),
+        ({"initial_log_std": -1.0}, [np.exp(-1.0)] * 5),
+        ({"state_dependent_std": True}, [1.0] * 5),
     ],
 )
 def test_exploration_starts_with_half_the_width_of_the_box_unless_a_setting_says_otherwise(settings, expected):
-    """The third action has one bound, and the fourth only one possible value."""
-    box = Box(np.array([0.0, -3.0, 0.0, 2.0]), np.array([1.0, 3.0, np.inf, 2.0]))
+    """The third action has one bound, the fourth only one possible value, and the last those of its type."""
+    most = np.finfo(np.float32).max
+    box = Box(np.array([0.0, -3.0, 0.0, 2.0, -most]), np.array([1.0, 3.0, np.inf, 2.0, most]))
     network, params = make(NetworkConfig(**{**SMALL, "initial_log_std": None, **settings}), action=box)
     obs, reset = observations(VECTOR, ENVS), jnp.zeros(ENVS, bool)
     _, policy = network.act(params, network.initial_carry((ENVS,)), obs, reset)
-    np.testing.assert_allclose(policy.std(), np.broadcast_to(expected, (ENVS, 4)), rtol=0.03)
+    np.testing.assert_allclose(policy.std(), np.broadcast_to(expected, (ENVS, 5)), rtol=0.03)
 
 
 def test_state_dependent_std_depends_on_the_state_and_is_bounded():

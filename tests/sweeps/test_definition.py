@@ -14,6 +14,7 @@ from lehr.sweeps.definition import Definition, check_trust
 from lehr.sweeps.samplers import configurations
 from lehr.sweeps.sections import EvolutionSettings, HalvingSettings
 from lehr.training.plan import make_plan
+from lehr.training.population import Configured
 
 FILE = """
 algorithm: ppo
@@ -189,12 +190,8 @@ def test_static_settings_are_told_from_coefficients(definition):
 
 
 def test_groups_share_a_program():
-    found = given(
-        {"hidden_sizes": [[64], [32]], "learning_rate": [1e-3, "1e-3 -> 0", "adaptive_kl(3e-4, target=0.01)"]}
-    )
-
     def group(sizes, rate):
-        return found.space.group({"hidden_sizes": sizes, "learning_rate": rate})
+        return Configured.of("ppo", {"hidden_sizes": sizes, "learning_rate": rate}).group
 
     assert group([64], 1e-3) == group([64], "1e-3 -> 0")
     assert group([64], 1e-3) != group([32], 1e-3)

@@ -26,7 +26,7 @@ from lehr.training.hosts import Hosts
 from lehr.training.iteration import learn, next_rollout
 from lehr.training.plan import make_plan
 from lehr.training.population import make_population
-from lehr.training.population_record import compiled_evaluation
+from lehr.training.population_record import compiling_evaluation
 from lehr.training.record import RunFailed
 from lehr.training.runners.device import DeviceRunner, traced_once
 from lehr.training.runners.population import PopulationRunner
@@ -298,7 +298,7 @@ def test_each_device_evaluates_its_own_members():
         leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         evaluator = Evaluator(population.plan.env, policy.program, 2)
-        compiled = compiled_evaluation(evaluator, population.sharding, structure, shapes)
+        compiled = compiling_evaluation(evaluator, population.sharding, structure, shapes).result()
         assert collectives(compiled.as_text()) == []
         place = population.sharding.place
         found.append(compiled(place(policy.learned, 0), place(state.members.key, 0), place(jnp.bool(True), None)))

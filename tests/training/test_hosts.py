@@ -23,6 +23,7 @@ from lehr.training import agreement, checkpoint, hosts
 from lehr.training.addresses import VARIABLES, Addresses
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import make_plan
+from lehr.training.record import RunFailed
 
 TRAIN = (
     *("train", "a2c", "--num-envs", "16", "--horizon", "8", "--hidden-sizes", "8", "--no-tensorboard"),
@@ -162,7 +163,8 @@ def connected(monkeypatch):
     monkeypatch.setattr(hosts, "BEAT_SECONDS", 0.2)
     monkeypatch.setattr(hosts, "_postpone_aborts", lambda: None)
     said = []
-    monkeypatch.setattr(hosts.Hosts, "_end", lambda self, text, code: said.append((text, code)))
+    # The listener of an earlier test may hear only now that its connection is closed.
+    monkeypatch.setattr(hosts.Hosts, "_end", lambda self, *told: None if self._is_over else said.append(told))
     with socket.create_server(("localhost", 0)) as server:
         theirs = hosts._Link(socket.create_connection(server.getsockname()), "Process 0")
         ours = hosts._Link(server.accept()[0], "Process 1 of 2")
@@ -239,6 +241,41 @@ def test_a_program_that_goes_on_after_a_run_that_failed_does_not_hear_of_it_agai
     theirs.send({"failed": "failed: in the second run", "code": 2, "number": 2})
     wait_until(lambda: said)
     assert said == [("Process 1 of 2 failed: in the second run", 2)]
+
+
+def test_a_run_does_not_begin_without_a_process_that_is_at_its_end(connected):
+    leader, theirs, said = connected
+    leader.begin()
+    leader.order("end")
+    theirs.send({"leaves": True, "number": 1})
+    wait_until(lambda: leader._links[1].is_at_its_end)
+    assert said == []
+    with pytest.raises(RunFailed, match="Process 1 of 2 has ended, and a run needs all its processes"):
+        leader.begin()
+
+
+@pytest.mark.parametrize("message", ["leaves", "waits"])
+def test_a_process_that_ends_between_two_runs_ends_the_next_one(connected, message):
+    leader, theirs, said = connected
+    leader.begin()
+    leader.begin()
+    theirs.send({message: True, "number": 1})  # it knows of the first run only
+    wait_until(lambda: said)
+    assert said == [("Process 1 of 2 ended before this run did; start all processes again.", 1)]
+
+
+def test_a_run_does_not_begin_without_a_process_that_is_gone(connected):
+    leader, theirs, _ = connected
+    leader.order("end")
+    theirs.close()
+    wait_until(lambda: not leader._links[1].is_open)
+    with pytest.raises(RunFailed, match="has ended"):
+        leader.begin()
+
+
+def test_one_process_alone_does_not_remember_its_last_run():
+    hosts.ALONE.when_stopped(print)
+    assert hosts.ALONE._stop is None
 
 
 def test_strangers_do_not_keep_process_0_from_meeting_the_others(monkeypatch):

@@ -1,8 +1,10 @@
 """What happens between the call of `train` and its first metrics: few imports, few programs, no wait for the rest."""
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 
 import jax
@@ -12,8 +14,9 @@ import pytest
 import lehr
 from lehr.acting.evaluation import evaluation_metrics, make_evaluator
 from lehr.algorithms import ppo
+from lehr.envs.builtin.classic import CartPole
 from lehr.networks import NetworkConfig
-from lehr.training import background
+from lehr.training import api, background
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import make_plan
@@ -151,3 +154,53 @@ def test_a_directory_with_a_run_is_refused_before_anything_is_compiled(tmp_path,
     monkeypatch.setattr("lehr.training.api.make_plan", lambda *given, **named: pytest.fail("it is assembled"))
     with pytest.raises(lehr.InputError, match="is not empty"):
         lehr.train("ppo", run_dir=tmp_path, **SMALL)
+
+
+KEY = jax.random.key(3)
+
+
+@dataclass(frozen=True)
+class Keyed(CartPole):
+    """An environment with a random key of its own, which is a constant of every program."""
+
+    def reset(self, key):
+        state, obs = super().reset(key)
+        return state, obs + 0.01 * jax.random.uniform(jax.random.fold_in(KEY, 1), obs.shape)
+
+
+def test_a_key_may_be_a_constant_of_the_environment():
+    settings = ppo.Config(num_envs=2, horizon=4, minibatches=1)
+    _, state = assemble("ppo", Keyed(), settings, NetworkConfig(hidden_sizes=(8,)), 1000)
+    assert np.isfinite(state.actor.obs).all()
+
+
+def test_a_network_may_be_built_from_numbers_that_are_chosen_by_other_numbers(monkeypatch):
+    """A trace cannot select by a mask, so such a network is built before."""
+    build = ppo.Algorithm.build.__func__
+    seen = []
+
+    def chosen(cls, *given):
+        key = given[-1]
+        drawn = jax.random.uniform(key, (8,))
+        seen.append(len(drawn[drawn > 0.5]))
+        return build(cls, *given)
+
+    monkeypatch.setattr(ppo.Algorithm, "build", classmethod(chosen))
+    settings = ppo.Config(num_envs=2, horizon=4, minibatches=1)
+    _, state = assemble("ppo", "CartPole-v1", settings, NetworkConfig(hidden_sizes=(8,)), 1000)
+    assert len(seen) == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.learner.params))
+
+
+def test_nothing_keeps_a_run_alive_that_is_over(tmp_path, monkeypatch):
+    loops = []
+
+    class Watched(Loop):
+        def __init__(self, *given):
+            super().__init__(*given)
+            loops.append(weakref.ref(self))
+
+    monkeypatch.setattr(api, "Loop", Watched)
+    lehr.train("ppo", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
+    gc.collect()
+    assert [loop() for loop in loops] == [None]

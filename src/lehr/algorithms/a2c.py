@@ -39,7 +39,7 @@ class Config(ActorCriticSettings):
     allows_overlap: ClassVar[bool] = False
 
     def for_spaces(self, spaces: Spaces) -> Self:
-        """Return the settings with what they leave open for these spaces, which is `auto` and the discount."""
+        """Return the settings with `auto` and an open discount resolved for these spaces."""
         settings = super().for_spaces(spaces)
         if settings.discount is not None:
             return settings
@@ -48,7 +48,7 @@ class Config(ActorCriticSettings):
 
 @dataclass(frozen=True)
 class NetworkConfig(networks.NetworkConfig):
-    """Architecture of an actor and a critic, whose exploration fills the Box of the actions at first."""
+    """Architecture of an actor and a critic, with an initial σ of half the width of the Box."""
 
     initial_log_std: float | None = None
 

@@ -24,9 +24,9 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 class Config(a2c.Config, LagSettings):
     """Settings of IMPALA: those of A2C, and those of an acting policy that lags behind."""
 
-    horizon: int = 8
+    horizon: int = a2c.Config.horizon
     """Steps of each environment in one rollout."""
-    gae_lambda: Coef = 0.9
+    gae_lambda: Coef = a2c.Config.gae_lambda
     """Factor on the ratio in V-trace's trace."""
 
     allows_overlap: ClassVar[bool] = True

@@ -1,8 +1,9 @@
 """Which kernels JAX has lowered for a GPU before, so that a later process need not try.
 
 Before a kernel becomes part of a larger program, it is lowered alone, so that one that JAX refuses can be replaced.
-That takes a second. What was lowered is remembered in `kernels.json` beside JAX's compiled programs, by JAX's version
-and the source of the kernels. Without a cache on this machine, or with a damaged file, nothing is remembered.
+That takes a second. What was lowered is remembered in `kernels.json` beside JAX's compiled programs, by the versions of
+JAX and jaxlib and the source of the kernels. Without a cache on this machine, or with a damaged file, nothing is
+remembered.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 
 from lehr.files import write_json
 from lehr.types import PyTree
@@ -61,7 +63,8 @@ def _name(description: str) -> str:
 def _source() -> str:
     """What decides whether JAX lowers a kernel, besides its description."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return " ".join([jax.__version__, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    digests = (hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    return " ".join([jax.__version__, jaxlib.__version__, *digests])
 
 
 def _path() -> Path | None:

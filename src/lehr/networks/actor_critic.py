@@ -114,7 +114,8 @@ class NetworkConfig:
         ]
         | None
     ) = 0.0
-    """Initial log σ; none starts σ at half the width of the Box, 1 where it has no bounds."""
+    """Initial log σ; none starts σ at half the width of the Box, or at 1 where the Box has no bounds or very wide ones,
+    for tanh_normal, and if σ depends on the state."""
     action_mask: bool = True
     """Never take an action that the observation's entry action_mask forbids; off makes it an entry like any other."""
     dtype: str = "float32"
@@ -472,15 +473,19 @@ def _default_hidden_sizes(view: View) -> tuple[int, ...]:
     return (128,) if is_small(view.image[1].shape) else (512,)
 
 
+MOST_DEVIATION = 1e6
+"""The largest σ that a Box starts with; wider ones only state the limits of a type."""
+
+
 def _initial_log_std(space: Box, config: NetworkConfig) -> tuple[float, ...]:
-    """Return the initial log σ of each action: log ½ (high − low), if the settings leave it open."""
+    """Return the initial log σ of each action: log ½ (high − low), if the settings leave it open and it is moderate."""
     entries = int(np.prod(space.shape))
     if config.initial_log_std is not None:
         return (config.initial_log_std,) * entries
     if config.distribution == "tanh_normal" or config.state_dependent_std:
         return (0.0,) * entries  # the first is squashed into the Box, the second has limits of its own
     half = (space.high.astype(np.float64) - space.low) / 2
-    return tuple(np.log(half, out=np.zeros(half.shape), where=np.isfinite(half) & (half > 0)).ravel().tolist())
+    return tuple(np.log(half, out=np.zeros(half.shape), where=(half > 0) & (half < MOST_DEVIATION)).ravel().tolist())
 
 
 def _policy_head(in_features: int, space: Space, config: NetworkConfig, rngs: nnx.Rngs) -> CategoricalHead | NormalHead:

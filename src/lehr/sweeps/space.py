@@ -97,19 +97,6 @@ class Space:
             found[name] = _schedule_text(name, found[name])
         return found
 
-    def group(self, point: Point) -> tuple[tuple[str, str], ...]:
-        """Return what decides which compiled program a run needs; runs with equal groups share one.
-
-        These are the static settings and the kind of each coefficient: none, a schedule, or a kind of controller.
-        """
-        found = self.settings(point).items()
-        return tuple((name, repr(value) if self.is_static(name) else _kind(value)) for name, value in found)
-
-
-def _kind(value: Any) -> str:
-    """Return the kind of a coefficient."""
-    return "none" if value is None else type(schedule(value)).__name__
-
 
 def _is_range(given: Mapping[str, Any]) -> bool:
     return any(key in RANGE_KEYS for key in given)

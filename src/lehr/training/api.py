@@ -193,8 +193,12 @@ def _resume(
         check_trust(saved, f"The run '{directory.path}'", trust, env)
         changed = _changed(algorithm, saved, settings)
         instance = None if isinstance(env, str) else env
+        begins = hosts.count == 1 and "seed" not in settings  # another seed is refused below
+        if "total_steps" not in settings:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                begins &= directory.read_status()["status"] != "finished"
         with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance, spreads=True, begins=hosts.count == 1).on_devices(hosts)
+            plan = make_plan(algorithm, changed, instance, spreads=True, begins=begins).on_devices(hosts)
         if plan.run.seed != saved["seed"]:
             raise InputError(
                 f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
@@ -402,7 +406,7 @@ def _fork(
     """Plan a new run that starts from another run's state, with changed settings."""
     old = make_plan(algorithm, _without_placeholders(saved), env, loads=False)
     state, meta = restore(origin, old)
-    plan = make_plan(algorithm, _changed(algorithm, saved, settings), env, begins=hosts.count == 1)
+    plan = make_plan(algorithm, _changed(algorithm, saved, settings), env)
     # Controllers restart, since they may differ, and the key comes from the fork's own seed.
     state = state.completed(plan.state)._replace(
         controllers=plan.state.controllers,
@@ -459,9 +463,10 @@ def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
 
 def _share_directory(plan: Plan, directory: RunDirectory, resumes: bool = False) -> None:
     """Tell all processes what the run is and where, and wait until they agree and see it."""
-    path = directory.path.absolute()
-    premises = agreement.premises(plan, resumes) if (hosts := plan.sharding.hosts).count > 1 else {}
-    hosts.order("see", run=str(path), status=(path / "status.json").read_text(), premises=premises)
+    if (hosts := plan.sharding.hosts).count == 1:
+        return
+    run, status = str(directory.path.absolute()), directory.status.read_text()
+    hosts.order("see", run=run, status=status, premises=agreement.premises(plan, resumes))
     hosts.answers()
 
 

@@ -17,7 +17,8 @@ def start(function: Callable[[], T], after: Future | None = None) -> "Future[T]"
 
     Args:
         function: what to call.
-        after: wait for this first, and make no start if it failed; or if the returned future is cancelled by then.
+        after: wait for this future first. The function is not called if it failed, or if the returned future was
+            cancelled meanwhile.
     """
     future: Future[T] = Future()
 
@@ -38,8 +39,7 @@ def start(function: Callable[[], T], after: Future | None = None) -> "Future[T]"
 def finished(future: "Future[T]") -> T:
     """Wait for the result, or raise the error of the function.
 
-    Ctrl-C takes effect when the function has returned, as it does for one that is called directly and needs no Python:
-    the process could not end before either. `lehr.training.signals` ends it if that takes long.
+    Ctrl-C raises once the function has returned: a thread inside XLA cannot be interrupted.
     """
     try:
         return future.result()

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 UPDATES: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
-"""For the updates of a run: vectors as long as the CPU has them, where LLVM takes at most 256 bits by default.
+"""For the updates of a run: use the CPU's widest vectors; LLVM uses at most 256 bits by default.
 
 With AVX-512, updates of PPO on CartPole are 5 to 7% faster; other CPUs are not affected.
 """
@@ -15,7 +15,7 @@ With AVX-512, updates of PPO on CartPole are 5 to 7% faster; other CPUs are not 
 ONCE: dict[str, Any] = {"xla_backend_optimization_level": 1}
 """For a program that runs once: less optimisation, which takes 40% less time.
 
-Level 1 gives the same bits as the default; level 0 does not multiply and add at once.
+Level 1 gives the same bits as the default; level 0 does not fuse multiply and add.
 """
 
 

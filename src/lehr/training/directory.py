@@ -84,7 +84,7 @@ class RunDirectory:
             return
         entries = {entry.name for entry in self.path.iterdir()}
         saved = checkpoint.steps(self.checkpoints)
-        if self.config.exists() or (saved and not (saved == [0] and self._has_only_begun(entries))):
+        if self.config.exists() or (saved and not (len(saved) == 1 and self._has_only_begun(entries))):
             raise InputError(f"The directory '{self.path}' is not empty; resume its run, or give another directory.")
         if entries - {".lock", f"{self.status.name}.tmp"} and not self._has_only_begun(entries):
             raise InputError(f"The directory '{self.path}' is not empty; give another directory.")
@@ -93,7 +93,7 @@ class RunDirectory:
         """Whether the entries of the directory are those that a run writes before its settings, which come last."""
         files = {path.name for path in (self.status, self.versions, self.git)}
         files |= {f"{name}.tmp" for name in files} | {".lock", self.metrics.name, self.config.with_suffix(".tmp").name}
-        folders = {self.checkpoints: r".*\.tmp|memory|0{12}", self.tensorboard: r"events\.out\..*"}
+        folders = {self.checkpoints: r".*\.tmp|memory|\d{12}", self.tensorboard: r"events\.out\..*"}
         try:
             return (
                 self.read_status()["status"] == "running"

@@ -39,13 +39,13 @@ from lehr.training.record import RunFailed
 BEAT_SECONDS = 5
 """How often a process shows the others that it lives."""
 SILENT_SECONDS = 25
-"""A process that sends nothing for so long hangs, or its machine is gone."""
+"""A process that sends nothing for this many seconds is hung, or its machine is gone."""
 GRACE = 3.0
 """Seconds for a process to end by itself, with a better message, before it is ended."""
 ABORT_SECONDS = 1.0
 """Seconds for JAX to print that process 0 is gone, so that our sentence is not in the middle of that."""
 FILE_SECONDS = 60.0
-"""Seconds until a file must be seen by all hosts; network file systems may remember for some that it is not there."""
+"""Seconds to wait until all hosts see a file; network file systems may cache that it is missing."""
 _KEY = "lehr/leader"
 """Where process 0 tells the others, through JAX, how to reach it."""
 
@@ -98,6 +98,8 @@ class Hosts:
 
     def when_stopped(self, stop: Callable[[str], object]) -> None:
         """Call this with a reason if the user stops another process, or has stopped it already."""
+        if self.count == 1:
+            return
         self._stop = stop
         if self._stop_reason is not None:
             stop(self._stop_reason)
@@ -138,6 +140,8 @@ class Hosts:
         self._number += 1
         for link in self._links.values():
             link.has_failed = False
+            if link.is_at_its_end or not link.is_open:
+                raise RunFailed(f"{link.name} has ended, and a run needs all its processes; start them again.")
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this process cannot go on."""
@@ -172,8 +176,8 @@ class Hosts:
     def _all_leave(self) -> bool:
         """Wait until all processes are at their end, process 0 last; return whether none was lost before."""
         links = self._links.values()
-        if not self.leads:
-            self._send(self._links[0], {"leaves": True})
+        for link in links:
+            self._send(link, {"waits" if self.leads else "leaves": True})
         while waiting := [link for link in links if not link.has_left]:
             if lost := [link for link in waiting if not link.is_open]:
                 with contextlib.suppress(OSError):
@@ -216,11 +220,17 @@ class Hosts:
             self._end(f"{link.name} {what}, and a run needs all its processes; start them again{again}.", 1)
 
     def _receive(self, link: "_Link", message: dict[str, Any]) -> None:
-        if "beat" in message or message["number"] < self._number:
+        if "beat" in message:
             return
-        if "leaves" in message:
-            link.has_left = True
-        elif "stop" in message:
+        if "leaves" in message or "waits" in message:
+            link.has_left |= "leaves" in message
+            link.is_at_its_end = True
+            if not self._is_over:
+                self._end(f"{link.name} ended before this run did; start all processes again.", 1)
+            return
+        if message["number"] < self._number:
+            return
+        if "stop" in message:
             self._stop_reason = message["stop"]
             if self._stop is not None:
                 self._stop(message["stop"])
@@ -283,6 +293,8 @@ class _Link:
         self._connection = Connection(connected.detach())
         self._sending = threading.Lock()
         self.name, self.is_open, self.has_failed, self.has_left = name, True, False, False
+        self.is_at_its_end = False
+        """Whether it makes no more runs, and waits for the others to end."""
         self.inbox: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def send(self, message: dict[str, Any], content: bytes | None = None) -> None:
@@ -301,7 +313,11 @@ class _Link:
             OSError: the connection was lost.
         """
         message = json.loads(self._connection.recv_bytes(most))
-        return message | {"content": self._connection.recv_bytes()} if message.pop("follows") else message
+        if not message.pop("follows"):
+            return message
+        if most is not None:
+            raise OSError("more bytes than are allowed")
+        return message | {"content": self._connection.recv_bytes()}
 
     def close(self) -> None:
         """End the connection."""
@@ -336,8 +352,8 @@ def joined(distributed: bool) -> Iterator[Hosts]:
     if _joined is None:
         _joined = _connected()
         atexit.register(_joined.leave)
-    _joined.begin()
     try:
+        _joined.begin()
         yield _joined
     except BaseException as error:
         _joined.fail(error)

@@ -259,7 +259,7 @@ class Loop:
             self.runner.prepare(self.state)
 
     def _prepare_evaluation(self) -> None:
-        """Begin to compile the evaluation in the background, once: it is traced while something else takes its time."""
+        """Begin to compile the evaluation in the background, once."""
         if not self.prepared and self.plan.sharding.hosts.count == 1:
             self.record.prepare(self.state, self.runner.prepare(self.state))
         self.prepared = True

@@ -1,8 +1,6 @@
 """The record of a population: the metrics of all members, in columns."""
 
-import contextlib
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -16,7 +14,7 @@ from lehr.acting.evaluation import EpisodeResults, Evaluator, evaluation_metrics
 from lehr.acting.policy import PolicyParameters
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
-from lehr.training import checkpoint, columns
+from lehr.training import background, checkpoint, columns
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
@@ -32,7 +30,7 @@ MEMBER = "evolution/member"
 RUNG_SCORE = "evolution/score"
 """The metric with the score of a member where it is compared with others; NaN elsewhere."""
 SETTLED_SECONDS = 1.0
-"""From then on chunks are long, and other threads of this process hold them up less, since they wait at their ends."""
+"""Seconds of training after which the evaluation is compiled. By then chunks are long, and it delays them less."""
 EVALUATIONS = ("evaluate/return", "evaluate/return_std", "evaluate/length", "evaluate/return_sampled")
 
 
@@ -93,9 +91,7 @@ class PopulationRecord:
         leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         self.sharding = sharding
-        self._evaluation = partial(compiled_evaluation, self.evaluator, sharding, structure, shapes)
-        self._compiling = threading.Thread(target=self._compile, name="lehr-evaluation")
-        """Compiles the evaluation while the first members train."""
+        self._evaluation = partial(compiling_evaluation, self.evaluator, sharding, structure, shapes)
 
     def prepare(self, state: PopulationState, after: Future | None) -> None:
         """Do nothing: the evaluation is compiled once training has settled."""
@@ -105,8 +101,6 @@ class PopulationRecord:
         ended = self.course.ended(state)
         if self.plan.run.evaluate_episodes == 0 or (ended is not None and not ended.any()):
             return {}
-        if self._compiling.is_alive():
-            self._compiling.join()
         learned = self.plan.policy(state.members).learned
         keys = jax.vmap(lambda key, updates: derive(key, "evaluate", updates))(state.members.key, state.members.updates)
         found = evaluation_metrics(*(self._results(learned, keys, greedy) for greedy in (True, False)))
@@ -115,14 +109,11 @@ class PopulationRecord:
         self._save_ended(state, ended)
         return {name: np.where(ended, values, np.nan) for name, values in found.items()}
 
-    def _compile(self) -> None:
-        with contextlib.suppress(Exception):  # the evaluation will raise it
-            self._evaluation()
-
     def _results(self, learned: PolicyParameters, keys: Key, greedy: bool) -> EpisodeResults:
         """The episodes of all members, `[P, episodes]`."""
         place = self.sharding.place
-        returns, lengths = self._evaluation()(place(learned, 0), place(keys, 0), place(jnp.bool(greedy), None))
+        run = background.finished(self._evaluation())
+        returns, lengths = run(place(learned, 0), place(keys, 0), place(jnp.bool(greedy), None))
         return EpisodeResults(*(np.asarray(x).reshape(len(keys), -1) for x in (returns, lengths)))
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
@@ -142,8 +133,8 @@ class PopulationRecord:
         """Keep the rows until the next checkpoint, and report members that were frozen."""
         rows, size = chunk.table.shape[:2]
         self.seconds += chunk.end - chunk.start
-        if self._compiling.ident is None and self.plan.run.evaluate_episodes and self.seconds > SETTLED_SECONDS:
-            self._compiling.start()
+        if self.plan.run.evaluate_episodes and self.seconds > SETTLED_SECONDS:
+            self._evaluation()
         ends = np.minimum(chunk.begin + self.unit * np.arange(1, rows + 1), chunk.begin + chunk.updates)
         found = {"update": ends, "env_steps": ends * self.plan.program.steps_per_update}
         found |= {name: chunk.table[:, :, index] for index, name in enumerate(self.names)}
@@ -218,16 +209,19 @@ class PopulationRecord:
 
 
 @functools.lru_cache(maxsize=2)
-def compiled_evaluation(
+def compiling_evaluation(
     evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
-) -> Any:
-    """Compile an evaluation of policies and keys of these shapes; each device evaluates its own members."""
+) -> Future:
+    """Compile an evaluation of policies and keys of these shapes in the background, once.
+
+    Each device evaluates its own members.
+    """
     learned, keys = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
     run = sharding.spread(partial(run_many, evaluator), (0, 0, None), (0, 0))
     options: dict[str, Any] = {}
     if sharding.devices > 1:
         options = {"in_shardings": (sharding.of(0), sharding.of(0), sharding.of(None)), "out_shardings": sharding.of(0)}
-    return jax.jit(run, **options).lower(learned, keys, jax.ShapeDtypeStruct((), bool)).compile()
+    return background.start(jax.jit(run, **options).lower(learned, keys, jax.ShapeDtypeStruct((), bool)).compile)
 
 
 def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np.ndarray:

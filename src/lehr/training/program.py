@@ -159,7 +159,7 @@ def assemble(
     programs: list[Program] = []
 
     def begin(built: Any, params: Any, coefficients: Coefficients, seed: Any, data: PyTree) -> TrainState:
-        """Build the network, unless it is given, and return the state: one program, since each takes its time."""
+        """Build the network, unless it is given, and return the state, in one program: each takes time to compile."""
         key = jax.random.key(seed)
         if built is None:
             built, params = build(derive(key, "network"))
@@ -193,9 +193,9 @@ def _traced(begin: Callable[..., TrainState], *arguments: Any) -> Any:
     """
     try:
         traced = jax.jit(begin).trace(*arguments)
-    except jax.errors.JAXTypeError:
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         return None
-    return None if sum(np.asarray(x).nbytes for x in traced.jaxpr.consts) > MOST_CONSTANTS else traced
+    return None if sum(x.nbytes for x in traced.jaxpr.consts) > MOST_CONSTANTS else traced
 
 
 def build_reward_model(

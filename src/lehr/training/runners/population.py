@@ -12,6 +12,7 @@ import numpy as np
 
 from lehr.report.loggers.thinning import is_latest, is_per_episode, is_sum
 from lehr.schedules.bundle import Coefficients
+from lehr.training import compile_options
 from lehr.training.course import Course
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
@@ -174,7 +175,8 @@ def _compiled(
     if sharding.devices > 1:
         states = PopulationState._make(map(sharding.of, AXES))
         options = {"in_shardings": (states, sharding.of(None)), "out_shardings": (states, sharding.of(1))}
-    return jax.jit(chunk, donate_argnums=0, **options).lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+    lowered = jax.jit(chunk, donate_argnums=0, **options).lower(state, jax.ShapeDtypeStruct((), jnp.int32))
+    return compile_options.compiled(lowered, compile_options.UPDATES)
 
 
 def needed_memory(compiled: Any) -> int:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.acting.rollout import Collected
+from lehr.training import compile_options
 from lehr.training.iteration import learn
 from lehr.training.program import Program
 from lehr.types import NOTHING, PyTree, TrainState
@@ -28,7 +29,8 @@ class Update:
         """Compile for states of these shapes; unless the caller `keeps` them, the algorithm's `memory` is donated."""
         watched = {name: jnp.float32(0) for name in self.watched}
         update = jax.jit(self._update, donate_argnums=() if keeps else (1,))
-        self._compiled = update.lower(*_apart(state), self.shapes, watched).compile()
+        lowered = update.lower(*_apart(state), self.shapes, watched)
+        self._compiled = compile_options.compiled(lowered, compile_options.UPDATES)
 
     def __call__(
         self, state: TrainState, collected: Collected, watched: Mapping[str, float]
