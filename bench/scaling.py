@@ -1,7 +1,7 @@
 """What crosses between devices in an update, and a prediction of the speed on many GPUs.
 
     python bench/scaling.py
-    python bench/scaling.py minibatches=8 epochs=1 --num-envs 4096 --horizon 64 --steps-per-second 145.9e6
+    python bench/scaling.py minibatches=8 epochs=1 --num-envs 4096 --horizon 64 --steps-per-second 245e6
 
 The number of collectives and their bytes are read from the program that is compiled for eight simulated devices. The
 speed is a prediction, not a measurement: every GPU keeps the environments that one GPU had when its speed was measured,

@@ -72,7 +72,10 @@ class Algorithm(ABC):
     @classmethod
     @abstractmethod
     def build(cls, spaces: Spaces, config: Any, network_config: Any, key: Key) -> tuple["Algorithm", PyTree]:
-        """Return the algorithm for these spaces, and its initial parameters."""
+        """Return the algorithm for these spaces, and its initial parameters.
+
+        It is traced, unless it needs to see numbers, so the algorithm must not keep arrays that are made here.
+        """
 
     @abstractmethod
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:

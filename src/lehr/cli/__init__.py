@@ -75,13 +75,13 @@ def add_distributed(parser: argparse.ArgumentParser, words: Sequence[str]) -> No
     parser.add_argument(
         "--distributed",
         action="store_true",
-        help="be one of several processes of one run, such as one on each host of a cluster: their addresses come from "
+        help="run as one of several processes of a single run, for example one per host: their addresses come from "
         "SLURM, Open MPI or Kubernetes, or from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID",
     )
     parser.add_argument(
         "--on",
         metavar="ray",
-        help="start one such process on each node of the Ray cluster in RAY_ADDRESS that has GPUs",
+        help="start the run on all GPU nodes of the Ray cluster in RAY_ADDRESS, or on its CPU nodes if it has no GPU",
     )
     parser.set_defaults(words=list(words))
 

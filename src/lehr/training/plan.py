@@ -66,7 +66,7 @@ class RunConfig:
     frame_stack: Annotated[int, Names(("n_stack", "framestack", "num_stack"))] = 1
     """Number of recent observations stacked into one."""
     devices: CountOrAll = "all"
-    """Devices that share the environments: a number, or all of this machine that can share them equally."""
+    """Number of devices that share the environments, over all processes; all uses as many as can share them equally."""
     overlap: bool = False
     """Step host environments while the device learns; the acting policy is then one update behind."""
     actors: str = "none"
