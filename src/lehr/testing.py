@@ -253,6 +253,14 @@ def _settings(found: type[Algorithm], given: dict[str, Any], more: dict[str, Any
     return made[0], made[1]
 
 
+def _settings_on(
+    env: AutoReset, found: type[Algorithm], given: dict[str, Any], more: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The same, with what they leave to the spaces of an environment."""
+    settings, network = _settings(found, given, more)
+    return settings.for_spaces(Spaces(env.observation_space, env.action_space)), network
+
+
 # Actions, and what `learn` gives -------------------------------------------------------------------------------------
 
 
@@ -289,13 +297,13 @@ def _trial(found: type[Algorithm], env: AutoReset) -> Iterator[dict[str, Any]]:
 
 
 def _case_with(found: type[Algorithm], prepared: AutoReset, given: dict[str, Any], below: dict[str, Any]) -> Case:
-    settings, network = _settings(found, given, below)
+    settings, network = _settings_on(prepared, found, given, below)
     described = [field for field in config.describe(found.Config) if field.is_coefficient]
     chosen = {field.name: _varied(field, getattr(settings, field.name)) for field in described}
     # Coefficients that are none are switched on, if the algorithm allows all of them at once.
     on = {name: start for name, (start, _, _) in chosen.items() if getattr(settings, name) is None}
     try:
-        settings = _settings(found, {**given, **on}, below)[0]
+        settings = _settings_on(prepared, found, {**given, **on}, below)[0]
     except InputError:
         chosen = {name: ends for name, ends in chosen.items() if name not in on}
     varied = {name: ends for name, ends in chosen.items() if name not in settings.unused}
@@ -511,7 +519,7 @@ def _learned(found: type[Algorithm], cases: dict[str, Case], given: dict[str, An
     env = AutoReset(TimeLimit(PolicyReward(continuous="discrete" not in cases), TIME_LIMIT))
     key = jax.random.key(0)
     with _trial(found, env) as trial:
-        settings, network = _settings(found, given, {**SMALL, **probe, **trial})
+        settings, network = _settings_on(env, found, given, {**SMALL, **probe, **trial})
         built, params = builder(found, env, settings, network)(derive(key, "network"))
         program = Program(env, built, build_reward_model(found, settings, env))
         data = program.reward_model.load().data

@@ -299,7 +299,7 @@ def test_coefficients_that_are_functions_stay_with_the_learner():
 def test_rewards_are_scaled_by_the_returns_of_the_actors_own_environments(monkeypatch):
     """Two actors in turn: the returns under way of one are not mistaken for those of the other."""
     settings = {**SETTINGS, "env": TASKS + "Walk-v0", "total_steps": 1000, "normalise_rewards": True}
-    plan = make_plan("impala", {**settings, "actors": "threads"})
+    plan = make_plan("impala", {**settings, "actors": "threads", "discount": 0.99})
     runner = make_runner(plan, warn=print)
     assert isinstance(runner, ActorRunner)
     workers = [Worker(blueprint_of(plan, index=index)) for index in range(2)]
