@@ -277,6 +277,16 @@ def test_a_run_killed_while_it_begins_is_no_dead_end(tmp_path, monkeypatch):
     assert len(set(endings)) == 3
 
 
+def test_a_fork_killed_before_its_settings_are_written_can_be_started_again(tmp_path):
+    """Its first checkpoint is that of the update at which the original run was."""
+    RunDirectory.create(tmp_path / "run").unlock()
+    (tmp_path / "run/checkpoints/000000000020").mkdir(parents=True)
+    RunDirectory.create(tmp_path / "run").unlock()
+    (tmp_path / "run/checkpoints/000000000040").mkdir()  # it has made updates
+    with pytest.raises(lehr.InputError, match="is not empty; resume its run"):
+        RunDirectory.create(tmp_path / "run")
+
+
 def test_resume_on_the_command_line_says_that_there_is_nothing_to_resume(tmp_path, capsys):
     RunDirectory.create(tmp_path / "run").unlock()
     assert main(["resume", str(tmp_path / "run")]) == 2

@@ -16,11 +16,12 @@ from lehr.acting.evaluation import evaluation_metrics, make_evaluator
 from lehr.algorithms import ppo
 from lehr.envs.builtin.classic import CartPole
 from lehr.networks import NetworkConfig
-from lehr.training import api, background
+from lehr.training import api, background, compile_options
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import make_plan
 from lehr.training.program import assemble
+from lehr.training.runners.device import DeviceRunner
 from lehr.types import derive
 
 SMALL = {
@@ -204,3 +205,24 @@ def test_nothing_keeps_a_run_alive_that_is_over(tmp_path, monkeypatch):
     lehr.train("ppo", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
     gc.collect()
     assert [loop() for loop in loops] == [None]
+
+
+def test_a_finished_run_is_not_compiled_again(tmp_path, monkeypatch):
+    lehr.train("ppo", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
+    begun = []
+    monkeypatch.setattr(DeviceRunner, "prepare", lambda self, state: begun.append(self))
+    lehr.resume(tmp_path / "run", progress=False)
+    assert begun == []
+
+
+def test_the_updates_of_a_run_are_compiled_with_the_options_for_updates(tmp_path, monkeypatch):
+    used = []
+    compiled = compile_options.compiled
+
+    def noted(lowered, options):
+        used.append(options)
+        return compiled(lowered, options)
+
+    monkeypatch.setattr(compile_options, "compiled", noted)
+    lehr.train("ppo", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
+    assert sorted(map(str, used)) == sorted(map(str, [compile_options.ONCE, compile_options.UPDATES]))

@@ -27,7 +27,7 @@ from lehr.kernels.mlp_programs import (
     pl,
     triton,
 )
-from lehr.kernels.row_loss import RowLoss, Terms
+from lehr.kernels.row_loss import RowLoss, Terms, WithoutMatrices
 from lehr.kernels.row_program import Value
 
 
@@ -162,7 +162,7 @@ class _Places:
             triton.store(ref.at[at], part, mask=mask)
 
 
-class _Loader:
+class _Loader(WithoutMatrices):
     """Loads what the loss needs, see `lehr.kernels.row_values.Loader`."""
 
     def __init__(self, plan: Plan, refs: Mapping[int, Any], begin: Any) -> None:
@@ -184,14 +184,6 @@ class _Loader:
         at = jnp.int32(place) if axis is None else place + self.row * row_stride
         found = triton.load(ref.at[at], mask=mask, other=None if mask is None else 0)
         return found != 0 if value.dtype == jnp.bool_ else found.astype(value.dtype)
-
-    def whole(self, value: Value) -> jax.Array:
-        """A loss has no matrices: `RowLoss` refuses them."""
-        raise NotImplementedError
-
-    def part(self, value: Value, *, row: int | None = None, column: int | None = None) -> jax.Array:
-        """A loss has no matrices: `RowLoss` refuses them."""
-        raise NotImplementedError
 
     def masked(self, vector: jax.Array) -> jax.Array:
         """Zeros past the last row."""

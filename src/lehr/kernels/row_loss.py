@@ -165,7 +165,19 @@ def _vector(cell: jax.Array, loader: Loader) -> jax.Array:
     return jnp.broadcast_to(cell, (loader.block,))
 
 
-class _Zeros:
+class WithoutMatrices:
+    """A loader for a loss, which has no weights."""
+
+    def whole(self, value: Value) -> jax.Array:
+        """Refuse."""
+        raise Unsupported("a matrix in the loss")
+
+    def part(self, value: Value, *, row: int | None = None, column: int | None = None) -> jax.Array:
+        """Refuse."""
+        raise Unsupported("a matrix in the loss")
+
+
+class _Zeros(WithoutMatrices):
     """A loader of zeros, which notes what is loaded."""
 
     def __init__(self, rows: int, used: dict[int, Value]) -> None:
@@ -176,11 +188,3 @@ class _Zeros:
         """A zero for the entry, or one for each row."""
         self.used[value.number] = value
         return jnp.zeros(() if axis is None else self.block, value.dtype)
-
-    def whole(self, value: Value) -> jax.Array:
-        """Refuse: a loss has no weights."""
-        raise Unsupported("a matrix in the loss")
-
-    def part(self, value: Value, *, row: int | None = None, column: int | None = None) -> jax.Array:
-        """Refuse, like `whole`."""
-        raise Unsupported("a matrix in the loss")

@@ -2,9 +2,9 @@
 
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_samp
 from lehr.sweeps.sections import MOST_CONFIGURATIONS, OPTUNA
 from lehr.sweeps.seed_files import write_seeds
 from lehr.sweeps.statistics import interquartile_mean
-from lehr.training import columns
+from lehr.training import background, columns
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import Status, unused_path
 
@@ -239,19 +239,12 @@ def _connected(on: str | None) -> Iterator[Callable[[WaveTrainer], RayDevices] |
 @contextlib.contextmanager
 def _device_started() -> Iterator[None]:
     """Start the device in a thread meanwhile: a GPU takes seconds, in which the processor can check settings."""
-
     use_compilation_cache()
-
-    def start() -> None:
-        with contextlib.suppress(Exception):  # the first use of the device will say what is wrong
-            jax.block_until_ready(jax.random.key(0))
-
-    thread = threading.Thread(target=start, name="lehr-device")
-    thread.start()
+    starting = background.start(lambda: jax.block_until_ready(jax.random.key(0)))
     try:
         yield
     finally:
-        thread.join()
+        wait([starting])  # if it failed, the first use of the device will say what is wrong
 
 
 @contextlib.contextmanager

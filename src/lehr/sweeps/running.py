@@ -2,8 +2,8 @@
 
 import copy
 import math
-import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
-from lehr.training import checkpoint
+from lehr.training import background, checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
@@ -191,7 +191,8 @@ class Waves:
         meanwhile: Callable[[], object] | None = None,
     ) -> None:
         self.directory, self.trainer, self.size, self.devices = directory, trainer, size, devices
-        self._meanwhile = None if meanwhile is None else threading.Thread(target=meanwhile, name="lehr-meanwhile")
+        self._meanwhile = meanwhile
+        self._preparing: Future | None = None
         self.waves = directory.read_waves()
         self._compile_seconds = 0.0
 
@@ -202,8 +203,8 @@ class Waves:
 
     def close(self) -> None:
         """Wait until what was begun while members trained is done."""
-        if self._meanwhile is not None and self._meanwhile.is_alive():
-            self._meanwhile.join()
+        if self._preparing is not None:
+            wait([self._preparing])
 
     def train(self, members: Sequence[Member]) -> None:
         """Train members, unless they are trained already."""
@@ -303,8 +304,9 @@ class Waves:
             raise Stopped(trained.stop_reason)
 
     def _begin_meanwhile(self, steps: int, latest: dict[str, Any]) -> None:
-        if self._meanwhile is not None and self._meanwhile.ident is None and latest["time/trained"] > SETTLED_SECONDS:
-            self._meanwhile.start()
+        if self._meanwhile is None or self._preparing is not None or latest["time/trained"] <= SETTLED_SECONDS:
+            return
+        self._preparing = background.start(self._meanwhile)
 
 
 def _shared(size: int, devices: int) -> int:
