@@ -142,7 +142,9 @@ def own_code(text: Any) -> str | None:
     >>> own_code("my_package:Mine"), own_code("my_package:Mine(0.1)"), own_code("0.1 -> 0 over 10%"), own_code("adam")
     ('my_package', 'my_package', None, None)
     """
-    called = str(text).partition("(")[0].strip()
+    if not isinstance(text, str):
+        return None
+    called = text.partition("(")[0].strip()
     module = called.partition(":")[0]
     return module if is_reference(called) and not is_lehrs(module) else None
 

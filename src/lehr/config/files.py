@@ -65,7 +65,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            found = super().construct_object(node, deep)
+            if isinstance(found, int):
+                str(found)  # refuses what has too many digits to be printed, in hexadecimal too
+            return found
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             kind = node.tag.rpartition(":")[2]
             raise _error(f"{quoted(node.value)} is not a valid value of the type {kind!r}", node.start_mark) from None
