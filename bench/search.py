@@ -5,8 +5,8 @@
     python bench/search.py acrobot --small          a few members and steps, to try the script
     python bench/search.py acrobot --out found      also write found/acrobot.json, with all scores
 
-All candidates train with all seeds at once, those that shape the program alike in one population. The candidate with
-the best mean over seeds 0, 1, ... is chosen; its returns with the seeds from 100 on, which had no part in that, are the
+All candidates train with seeds 0, 1, ... at once, those that shape the program alike in one population. The one with
+the best mean is chosen and trained again; its returns with the seeds from 100 on, which had no part in that, are the
 result. The score is the mean return of `evaluate_episodes` episodes, with the most likely actions unless the search
 says otherwise.
 """
@@ -116,21 +116,29 @@ SEARCHES = {
 }
 
 
-def train(search: Search, folder: Path) -> np.ndarray:
-    """Train all candidates with all seeds, and return `[candidates, seeds]`; a diverged member counts as the lowest."""
-    seeds = [*range(search.seeds[0]), *range(FRESH, FRESH + search.seeds[1])]
-    members = [
-        Member(number, index, seed, {}, {**search.settings, **search.candidates[index]})
-        for number, (index, seed) in enumerate(itertools.product(range(len(search.candidates)), seeds))
-    ]
-    directory = SweepDirectory.create(folder)
-    Waves(directory, WaveTrainer(search.algorithm, progress=False)).train(members)
-    found: dict[int, float] = {}
-    for wave in directory.read_waves():
-        last = last_known(read_wave(directory, wave, [search.score])[search.score])
-        found |= {member.number: float(last[place]) for place, member in enumerate(wave.members)}
-    scores = np.array([found[number] for number in range(len(members))])
-    return np.where(np.isfinite(scores), scores, np.nanmin(scores)).reshape(len(search.candidates), len(seeds))
+class Training:
+    """Trains candidates of a search with some seeds; those that shape the program alike share it."""
+
+    def __init__(self, search: Search, folder: Path) -> None:
+        self.search = search
+        self.directory = SweepDirectory.create(folder)
+        self.waves = Waves(self.directory, WaveTrainer(search.algorithm, progress=False))
+        self._members = 0
+
+    def scores(self, candidates: Sequence[int], seeds: Sequence[int]) -> np.ndarray:
+        """Train these candidates, by number, and return `[candidates, seeds]`; a diverged member has the lowest."""
+        members = [
+            Member(number, index, seed, {}, {**self.search.settings, **self.search.candidates[index]})
+            for number, (index, seed) in enumerate(itertools.product(candidates, seeds), self._members)
+        ]
+        self._members += len(members)
+        self.waves.train(members)
+        found: dict[int, float] = {}
+        for wave in self.directory.read_waves():
+            last = last_known(read_wave(self.directory, wave, [self.search.score])[self.search.score])
+            found |= {member.number: float(last[place]) for place, member in enumerate(wave.members)}
+        scores = np.array([found[member.number] for member in members])
+        return np.where(np.isfinite(scores), scores, np.nanmin(scores)).reshape(len(candidates), len(seeds))
 
 
 class Found(NamedTuple):
@@ -141,23 +149,25 @@ class Found(NamedTuple):
     fresh: np.ndarray
     """Its scores with the seeds that confirm."""
     scores: np.ndarray
-    """`[candidates, seeds]`: all of them."""
+    """`[candidates, seeds]`: those of all candidates, with the seeds to choose on."""
 
 
 def run(search: Search) -> Found:
-    """Train, choose, and print the best candidates with the seeds to choose on, then the chosen one with the others."""
+    """Train, print the best candidates with the seeds to choose on, and train the chosen one with the others."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        scores = train(search, Path(folder) / "search")
-    tried, fresh = np.split(scores, [search.seeds[0]], axis=1)
-    order = np.argsort(-tried.mean(axis=1), kind="stable")
-    for index in order[:8]:
-        print(f"  {_text(tried[index])} {search.candidates[index]}", flush=True)
-    best = order[0]
+        training = Training(search, Path(folder) / "search")
+        tried = training.scores(range(len(search.candidates)), range(search.seeds[0]))
+        order = np.argsort(-tried.mean(axis=1), kind="stable")
+        for index in order[:8]:
+            print(f"  {_text(tried[index])} {search.candidates[index]}", flush=True)
+        fresh = training.scores([int(order[0])], range(FRESH, FRESH + search.seeds[1]))[0]
     seeds = f"seeds {FRESH} to {FRESH + search.seeds[1] - 1}"
-    print(f"  confirmed with {seeds}: {_text(fresh[best])} {np.round(fresh[best], 1).tolist()}")
-    print(f"  {len(scores)} candidates, {scores.size} members, {time.perf_counter() - begin:.0f} s", flush=True)
-    return Found(search.candidates[best], fresh[best], scores)
+    print(f"  confirmed with {seeds}: {_text(fresh)} {np.round(fresh, 1).tolist()}")
+    print(
+        f"  {len(tried)} candidates, {tried.size + fresh.size} members, {time.perf_counter() - begin:.0f} s", flush=True
+    )
+    return Found(search.candidates[order[0]], fresh, tried)
 
 
 def _text(scores: np.ndarray) -> str:
@@ -185,6 +195,7 @@ def main() -> None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
             written = {"chosen": found.chosen, "candidates": search.candidates, "scores": found.scores.tolist()}
+            written |= {"fresh": found.fresh.tolist()}
             (arguments.out / f"{name}.json").write_text(json.dumps(written | {"device": device}), encoding="utf-8")
 
 

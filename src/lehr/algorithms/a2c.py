@@ -31,7 +31,8 @@ class Config(ActorCriticSettings):
     discount: Coef | None = None
     """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.98 -> 0.99."""
     optimiser: Plugin = "rmsprop"
-    learning_rate: Coef = "3e-3 -> 0"
+    learning_rate: Coef = "2e-3 -> 0"
+    max_grad_norm: Coef | None = 2.0
     entropy_coef: Coef = "0.01 -> 0"
     gae_lambda: Coef = 0.9
     """GAE's lambda: the bias-variance trade-off of the advantage; 1 gives n-step returns."""
