@@ -10,7 +10,7 @@ import pytest
 
 import lehr
 from lehr.algorithms.vocabulary import coefficients
-from lehr.cli import COMMANDS, main
+from lehr.cli import COMMANDS, _start_device, main
 from lehr.envs import ADAPTERS
 
 
@@ -284,3 +284,26 @@ def test_the_installed_command_runs():
     command = Path(sys.executable).with_name("lehr")
     printed = subprocess.run([command, "list"], capture_output=True, check=True, text=True)
     assert "lehr list coefficients" in printed.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "begun"),
+    [
+        ("train ppo", ["device"]),
+        ("train ppo --seeds 3", ["cores", "device"]),
+        ("sweep sweep.yaml --out there", ["cores", "device"]),
+        ("sweep sweep.yaml --dry-run", []),
+        ("sweep report sweeps/first", []),
+        ("sweep sweep.yaml --on=ray", []),
+        ("train ppo --distributed", []),
+        ("train ppo --help", []),
+        ("list runs", []),
+        ("", []),
+    ],
+)
+def test_the_device_starts_at_once_if_it_is_needed(monkeypatch, words, begun):
+    found = []
+    monkeypatch.setattr("lehr.training.cores.use_cores", lambda: found.append("cores"))
+    monkeypatch.setattr("lehr.training.background.start_device", lambda: found.append("device"))
+    _start_device(words.split())
+    assert found == begun

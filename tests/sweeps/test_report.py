@@ -16,9 +16,10 @@ import pytest
 from lehr.errors import InputError
 from lehr.sweeps import report
 from lehr.sweeps.headline import facts, number, verdict
+from lehr.sweeps.importance import permutation_importance
 from lehr.sweeps.ranking import rank
 from lehr.sweeps.report import write_report
-from lehr.sweeps.report_data import command, plain, report_data
+from lehr.sweeps.report_data import command, plain, report_data, study
 from lehr.sweeps.results import Halved
 from lehr.sweeps.statistics import performance_profile
 from tests.sweeps.example_results import example_results
@@ -171,6 +172,24 @@ def test_the_importance_and_the_marginals_are_in_it(example, page):
     selected = rank(example).selected.value
     relu = np.array(example.parameters["activation"]) == "relu"
     assert by_name["activation"][0]["score"][0] == pytest.approx(selected[relu].mean(), rel=1e-4)
+
+
+def test_what_was_studied_before_is_used_if_it_fits(example, monkeypatch):
+    ranking = rank(example)
+    known = study(example, ranking)
+    whole = report_data(example, ranking)
+    found = []
+
+    def counted(*given):
+        found.append(given)
+        return permutation_importance(*given)
+
+    monkeypatch.setattr("lehr.sweeps.report_data.permutation_importance", counted)
+    assert report_data(example, ranking, known) == whole
+    assert not found
+    other = known._replace(scores=known.scores + 1)
+    assert report_data(example, ranking, other) == whole
+    assert len(found) == 1
 
 
 def test_the_page_asks_the_network_for_nothing(page):

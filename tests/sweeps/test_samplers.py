@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import qmc
 
 from lehr.errors import InputError
+from lehr.sweeps import sobol
 from lehr.sweeps.definition import Definition
-from lehr.sweeps.samplers import configurations, make_sampler
+from lehr.sweeps.samplers import _sobol, configurations, make_sampler
 
 LOG = {"low": 1e-4, "high": 1e-2, "scale": "log"}
 LINEAR = {"low": 0.1, "high": 0.3}
@@ -57,6 +58,21 @@ def test_sobol_is_scipys_sequence():
     expected = qmc.Sobol(2, rng=np.random.default_rng(5)).random_base2(7)[:100]
     found = unit_points(configurations(definition("sobol", samples=100, sampler_seed=5)))
     np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 9, sobol.MOST_DIMENSIONS])
+@pytest.mark.parametrize("count", [1, 2, 64])
+def test_sobol_sequences_are_scipys_point_for_point(dimensions, count):
+    found = sobol.sobol(dimensions, count, np.random.default_rng(dimensions))
+    engine = qmc.Sobol(dimensions, rng=np.random.default_rng(dimensions))
+    for _ in range(3):
+        assert np.array_equal(next(found), engine.random(count))
+
+
+def test_sobol_in_more_dimensions_than_lehr_knows_is_scipys():
+    dimensions = sobol.MOST_DIMENSIONS + 1
+    found = next(_sobol(dimensions, 8, seed=3))
+    assert np.array_equal(found, qmc.Sobol(dimensions, rng=np.random.default_rng(3)).random(8))
 
 
 @pytest.mark.parametrize(("sampler", "samples"), [("latin_hypercube", 7), ("latin_hypercube", 64), ("sobol", 64)])

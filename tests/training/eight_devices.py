@@ -14,7 +14,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import lehr
 from bench.collectives import collectives
 from lehr import algorithms
-from lehr.acting.evaluation import Evaluator
 from lehr.algorithms import a2c
 from lehr.envs import make
 from lehr.envs.builtin.classic import CartPole
@@ -26,7 +25,7 @@ from lehr.training.hosts import Hosts
 from lehr.training.iteration import learn, next_rollout
 from lehr.training.plan import make_plan
 from lehr.training.population import make_population
-from lehr.training.population_record import compiling_evaluation
+from lehr.training.population_record import evaluation_of
 from lehr.training.record import RunFailed
 from lehr.training.runners.device import DeviceRunner, traced_once
 from lehr.training.runners.population import PopulationRunner
@@ -294,14 +293,11 @@ def test_each_device_evaluates_its_own_members():
         settings = [{**SMALL, **STEPS, "devices": devices, "seed": seed, "evaluate_episodes": 2} for seed in range(16)]
         population = make_population("ppo", settings)
         state = population.plan.state
-        policy = population.plan.policy(state.members)
-        leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        evaluator = Evaluator(population.plan.env, policy.program, 2)
-        compiled = compiling_evaluation(evaluator, population.sharding, structure, shapes).result()
+        compiled = evaluation_of(population.plan, state.members, population.sharding)().result()
         assert collectives(compiled.as_text()) == []
         place = population.sharding.place
-        found.append(compiled(place(policy.learned, 0), place(state.members.key, 0), place(jnp.bool(True), None)))
+        given = population.plan.policy(state.members).learned, state.members.key, state.members.updates
+        found.append(compiled(*place(given, 0), place(np.bool_(True), None)))
     close(*found)
 
 

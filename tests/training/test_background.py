@@ -4,6 +4,8 @@ import signal
 import threading
 import time
 
+import jax
+import numpy as np
 import pytest
 
 from lehr.training import background
@@ -56,3 +58,19 @@ def test_ctrl_c_takes_effect_when_the_function_has_returned():
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended == [True]
+
+
+def test_a_thread_shares_the_scopes_of_its_caller_unless_there_are_some():
+    assert background.shares_scopes()
+    for scope in (jax.enable_x64(True), jax.default_device(jax.devices()[0]), jax.default_matmul_precision("highest")):
+        with scope:
+            assert not background.shares_scopes()
+    with jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))):
+        assert not background.shares_scopes()
+    assert background.shares_scopes()
+
+
+def test_the_device_starts_unless_the_caller_has_chosen_another():
+    assert background.start_device().result().shape == (1,)
+    with jax.default_device(jax.devices()[0]):
+        assert background.start_device() is None

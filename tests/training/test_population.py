@@ -15,7 +15,7 @@ from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.report.loggers.thinning import Thinning
 from lehr.schedules import env_steps
 from lehr.schedules.bundle import population as stacked
-from lehr.training import columns
+from lehr.training import columns, population_record
 from lehr.training import population as populations
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import make_plan
@@ -123,6 +123,16 @@ def test_one_of_64_members_that_diverges_changes_no_bit_of_the_others(tmp_path):
 def test_the_keys_of_members_are_those_of_runs_alone(seeds):
     alone = [jax.random.key_data(jax.random.key(seed)) for seed in seeds]
     np.testing.assert_array_equal(jax.random.key_data(populations._keys(seeds)), alone)
+
+
+@pytest.mark.parametrize("seeds", [[0, 7], [-1, 2**31], [2**32 + 5, -(2**63)], [2**63 - 1, 1]])
+def test_members_begin_as_runs_of_these_seeds(seeds):
+    settings = [{**BASE, "seed": seed} for seed in seeds]
+    population = make_population("ppo", settings)
+    for number, one in enumerate(settings):
+        found, alone = member_state(population.plan.state, number), make_plan("ppo", one).state
+        assert np.array_equal(*(jax.random.key_data(state.key) for state in (found, alone)))
+        jax.tree.map(np.testing.assert_array_equal, *(arrays(state.learner.params) for state in (found, alone)))
 
 
 def test_a_population_that_is_stopped_and_resumed_ends_with_the_same_bits(together, tmp_path, monkeypatch):
@@ -248,6 +258,24 @@ def test_populations_with_the_same_base_share_a_compiled_program(count_traces):
     assert made[0]._compiled is made[1]._compiled
 
 
+def test_what_is_prepared_for_a_population_is_what_it_uses():
+    """Its program, its state and its evaluation are compiled before its members are known, and not again."""
+    base = make_plan("ppo", {**BASE, "horizon": 24}, abstract=True)
+    members = [{**BASE, "horizon": 24, "seed": seed, "learning_rate": 1e-3 * (seed + 1)} for seed in range(3)]
+    others = [Configured.of("ppo", {**member, "learning_rate": "1e-2 -> 0"}).coefficients for member in members]
+    caches = runner._compiling, populations._compiling_initial, population_record.compiling_evaluation
+    for cache in caches:
+        cache.cache_clear()
+    populations.prepare_population(base, others[:1], 3)
+    assert [cache.cache_info().misses for cache in caches] == [1, 1, 1]
+    population = make_population("ppo", members, base=base, begins=True)
+    state = population.plan.state
+    population.runner.compile(state)
+    population_record.evaluation_of(population.plan, state.members, population.sharding)().result()
+    assert [cache.cache_info().misses for cache in caches] == [1, 1, 1]
+    assert int(population.runner.advance(state, 2)[0].updates) == 2
+
+
 def test_members_that_fill_a_population_up_are_not_shown(tmp_path, caplog):
     broken = {**BASE, "learning_rate": 1e38, "max_rejected": 1}
     population = make_population("ppo", [{**BASE, "max_rejected": 1}, broken], labels=["the only one"])
@@ -264,9 +292,8 @@ def test_members_that_fill_a_population_up_are_not_shown(tmp_path, caplog):
 def test_no_two_batched_factorisations_wait_for_each_others_threads():
     """Batched QR factorisations of a CPU use the threads that they run on: two at once can stop for ever."""
     plan, members = make_plan("ppo", BASE), [Configured.of("ppo", member).coefficients for member in MEMBERS]
-    keys = jax.random.split(jax.random.key(0), len(members))
     lowered = populations._initial.lower(
-        plan.program, plan.settings, plan.network, stacked(members), keys, plan.loaded.data
+        plan.program, plan.settings, plan.network, stacked(members), np.arange(len(members)), plan.loaded.data
     )
     calls = [line for line in lowered.as_text().splitlines() if "geqrf" in line and "custom_call" in line]
     assert calls

@@ -66,6 +66,32 @@ print(json.dumps(compiled))
     assert sorted(in_a_process(code, str(tmp_path / "run"))) == ["jit(_evaluation)", "jit(begin)", "jit(chunk)"]
 
 
+def test_a_sweep_compiles_three_programs_for_each_size_of_wave(tmp_path):
+    code = f"""
+import json, sys, jax, lehr
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **about: compiled.append(about["fun_name"]) if "backend_compile" in name else None
+)
+lehr.sweep(
+    {{"algorithm": "ppo", "settings": {SMALL | {"evaluate_episodes": 2}}, "parameters": {{"lr": [1e-3, "1e-3 -> 0", 1]}},
+      "sampler": "grid", "confirm": {{"top": 1, "seeds": 2}}}},
+    out=sys.argv[1], progress=False,
+)
+print(json.dumps(compiled))
+"""
+    once = ["jit(_evaluated)", "jit(_initial)", "jit(population_chunk)"]
+    assert sorted(in_a_process(code, str(tmp_path / "sweep"))) == sorted(2 * once)
+
+
+def test_programs_do_not_say_which_lines_of_python_they_come_from():
+    """These would be part of what a kernel is found by in the cache."""
+    make_plan("ppo", SMALL, abstract=True)
+    text = jax.jit(lambda x: x + 1).lower(1.0).as_text(debug_info=True)
+    assert "test_start" not in text
+    assert "add" in text
+
+
 def test_the_updates_are_compiled_while_the_state_is_made():
     plan = make_plan("ppo", SMALL, begins=True)
     began = plan.runner.prepare(plan.state)

@@ -124,10 +124,27 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     with garbage.paused():
         from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
 
+        _start_device(words)
         parsers, called = make_parsers(words)
     arguments, unknown = parsers[""].parse_known_args(words)
     refuse_unknown(parsers[called], unknown)
     return arguments
+
+
+_WITHOUT_DEVICE = ("-h", "--help", "--dry-run", "--distributed", "--on")
+"""Options with which a command does not train on the device of this process, or not at once."""
+
+
+def _start_device(words: Sequence[str]) -> None:
+    """If a command will train here, start the device in a thread, while the command is imported."""
+    command, options = words[0] if words else "", {word.partition("=")[0] for word in words}
+    if command not in ("train", "sweep") or options & {*_WITHOUT_DEVICE, "report"}:
+        return
+    from lehr.training import background, cores
+
+    if command == "sweep" or "--seeds" in options:
+        cores.use_cores()
+    background.start_device()
 
 
 def make_parsers(words: Sequence[str]) -> tuple[dict[str, Parser], str]:

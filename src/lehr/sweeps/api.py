@@ -4,13 +4,11 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from lehr import algorithms, config
@@ -28,6 +26,7 @@ from lehr.sweeps.headline import verdict
 from lehr.sweeps.lineage import Fit, ancestors, fit
 from lehr.sweeps.ranking import Ranking, rank
 from lehr.sweeps.report import prepare_report, write_report
+from lehr.sweeps.report_data import study
 from lehr.sweeps.results import Results
 from lehr.sweeps.running import Estimate, Stopped, Waves, WaveTrainer, estimate
 from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_sampler
@@ -114,7 +113,9 @@ def sweep(
         read = replace(read, settings=_with_environment(read.settings, env))
     made = None if isinstance(env, str) else env
     trainer = _trainer(read, made, progress)
-    with waiting("preparing the members", progress), _device_started():
+    use_compilation_cache()
+    background.start_device()
+    with waiting("preparing the members", progress):
         sampler, need = checked_sampler(read, made, wave_size)
     trainer.use(need.base)
     name = f"{algorithms.name_of(read.algorithm)}-{str(read.settings.get('env', 'CartPole-v1')).strip('<>')}"
@@ -237,17 +238,6 @@ def _connected(on: str | None) -> Iterator[Callable[[WaveTrainer], RayDevices] |
 
 
 @contextlib.contextmanager
-def _device_started() -> Iterator[None]:
-    """Start the device in a thread meanwhile: a GPU takes seconds, in which the processor can check settings."""
-    use_compilation_cache()
-    starting = background.start(lambda: jax.block_until_ready(jax.random.key(0)))
-    try:
-        yield
-    finally:
-        wait([starting])  # if it failed, the first use of the device will say what is wrong
-
-
-@contextlib.contextmanager
 def _locked(directory: SweepDirectory) -> Iterator[SweepDirectory]:
     """Hold the lock of a sweep, and write down how it ends."""
     with directory.run:
@@ -271,13 +261,15 @@ def _run(
 ) -> SweepResult:
     """Train what is not trained yet, and write the report; the call began at `begin`."""
     directory.run.write_status("running")
-    is_finished = False
+    is_finished, studied = False, None
     with contextlib.ExitStack() as stack:
         devices = None if make_devices is None else stack.enter_context(contextlib.closing(make_devices(trainer)))
-        waves = Waves(directory, trainer, wave_size, devices, meanwhile=prepare_report)
+        waves = Waves(directory, trainer, wave_size, devices, prepare_report, definition.confirm)
         stack.callback(waves.close)
         try:
             tried = _search(definition, sampler, directory, waves)
+            so_far = SweepResult(directory.path, definition, False)
+            studied = waves.meanwhile(lambda: study(so_far.results, so_far.ranking))
             _confirm(definition, directory, waves, tried)
             is_finished = True
             directory.run.write_status("finished")
@@ -286,7 +278,7 @@ def _run(
     result = SweepResult(directory.path, definition, is_finished, 0.0, waves.compile_seconds, trainer.env)
     if result.results.members.size:
         with contextlib.suppress(InputError):  # without its packages there is no report; the summary says so
-            write_report(result.results, directory.report)
+            write_report(result.results, directory.report, None if studied is None else studied.result())
         if not definition.parameters:
             write_seeds(directory, result.results)
     timed = replace(result, seconds=time.perf_counter() - begin)

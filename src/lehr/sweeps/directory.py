@@ -9,7 +9,7 @@ report.html           what was found
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class SweepDirectory:
         write_json(
             self._waves,
             [
-                {"size": wave.size, "members": [asdict(member) for member in wave.members]}
+                {"size": wave.size, "members": [vars(member) for member in wave.members]}
                 | (turns if wave.takes_turns else {})
                 for wave in waves
             ],

@@ -24,7 +24,7 @@ from lehr.files import replaced
 from lehr.sweeps.headline import facts, verdict
 from lehr.sweeps.importance import load_packages
 from lehr.sweeps.ranking import Ranking, rank
-from lehr.sweeps.report_data import command, report_data
+from lehr.sweeps.report_data import Studied, command, report_data
 from lehr.sweeps.results import Results
 
 _SCRIPTS = ("shared.js", "charts.js", "panels.js", "coordinates.js", "table.js", "page.js")
@@ -38,17 +38,23 @@ def prepare_report() -> None:
         load_packages()
 
 
-def write_report(results: Results, path: Path) -> None:
-    """Write the report of a sweep as one self-contained HTML file. It needs the extra `sweeps`."""
+def write_report(results: Results, path: Path, known: Studied | None = None) -> None:
+    """Write the report of a sweep as one self-contained HTML file. It needs the extra `sweeps`.
+
+    Args:
+        results: of the sweep.
+        path: the file.
+        known: what `study` found already.
+    """
     library = _library()
     if not results.scores.size:
         raise InputError("The sweep has no configurations to report; train it first.")
-    page = _page(results, rank(results), library)
+    page = _page(results, rank(results), library, known)
     with replaced(Path(path)) as file:
         file.write(page.encode("utf-8", "replace"))
 
 
-def _page(results: Results, ranking: Ranking, library: "Library") -> str:
+def _page(results: Results, ranking: Ranking, library: "Library", known: Studied | None) -> str:
     script = "\n".join(_part(name) for name in _SCRIPTS)
     # The charts' library writes its shaders' callers as code, hence unsafe-eval: for these two scripts alone.
     policy = (
@@ -72,7 +78,7 @@ def _page(results: Results, ranking: Ranking, library: "Library") -> str:
         notes="\n".join(
             f"<div><dt>{_text(name)}</dt><dd>{_text(note)}</dd></div>" for name, note in results.notes.items()
         ),
-        data=_json(report_data(results, ranking)),
+        data=_json(report_data(results, ranking, known)),
         library=library.compressed,
         script=script,
     )

@@ -3,11 +3,11 @@
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lehr.sweeps.importance import FEWEST_CONFIGURATIONS, is_numeric, marginals, permutation_importance
+from lehr.sweeps.importance import FEWEST_CONFIGURATIONS, Importance, is_numeric, marginals, permutation_importance
 from lehr.sweeps.ranking import Ranking
 from lehr.sweeps.results import Results
 from lehr.sweeps.statistics import Estimate, bootstrap, performance_profile
@@ -27,8 +27,36 @@ _LOG_DEPTH = 100
 """How far below the lowest of the schedules' peaks a logarithmic axis goes, where schedules reach 0."""
 
 
-def report_data(results: Results, ranking: Ranking) -> dict[str, Any]:
-    """All that the page draws. Lists with one entry per configuration are in the order of the sweep."""
+class Studied(NamedTuple):
+    """What takes longest in a report, and what it was found from."""
+
+    parameters: dict[str, list[Any]]
+    """The values of each parameter, of the configurations with a score."""
+    scores: np.ndarray
+    """Their scores."""
+    importance: Importance
+
+
+def study(results: Results, ranking: Ranking, known: Studied | None = None) -> Studied | None:
+    """The importance of each parameter; `known` if it was found from the same numbers, `None` if there are too few."""
+    scored = np.flatnonzero(np.isfinite(ranking.selected.value))
+    if not results.parameters or len(scored) < FEWEST_CONFIGURATIONS:
+        return None
+    parameters = {name: [values[c] for c in scored] for name, values in results.parameters.items()}
+    scores = ranking.selected.value[scored]
+    if known is not None and known.parameters == parameters and np.array_equal(known.scores, scores):
+        return known
+    return Studied(parameters, scores, permutation_importance(parameters, scores))
+
+
+def report_data(results: Results, ranking: Ranking, known: Studied | None = None) -> dict[str, Any]:
+    """All that the page draws. Lists with one entry per configuration are in the order of the sweep.
+
+    Args:
+        results: of the sweep.
+        ranking: of its configurations.
+        known: what was found already, perhaps before the last members were trained.
+    """
     drawn = _drawn(ranking)
     return {
         "top": ranking.order[:TOP].tolist(),
@@ -40,7 +68,7 @@ def report_data(results: Results, ranking: Ranking) -> dict[str, Any]:
         "drawn": drawn.tolist(),
         "returns": _returns(results, ranking, drawn),
         "schedules": _schedules(results, drawn),
-        "importance": _importance(results, ranking),
+        "importance": _importance(study(results, ranking, known)),
         "marginals": _marginals(results, ranking),
         "profiles": _profiles(results, ranking),
     }
@@ -140,12 +168,10 @@ def _log_floor(values: np.ndarray) -> float | None:
     return float(peaks.min() / _LOG_DEPTH)
 
 
-def _importance(results: Results, ranking: Ranking) -> dict[str, Any] | None:
-    known = np.flatnonzero(np.isfinite(ranking.selected.value))
-    if not results.parameters or len(known) < FEWEST_CONFIGURATIONS:
+def _importance(studied: Studied | None) -> dict[str, Any] | None:
+    if studied is None:
         return None
-    parameters = {name: [values[c] for c in known] for name, values in results.parameters.items()}
-    found = permutation_importance(parameters, ranking.selected.value[known])
+    found = studied.importance
     return {
         "names": found.names,
         "drops": plain(found.drops),

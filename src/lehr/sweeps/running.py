@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -18,14 +18,24 @@ from lehr.report.loggers.population_progress import PopulationProgress
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
+from lehr.sweeps.sections import Confirm
 from lehr.training import background, checkpoint
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import ProgressFunction
 from lehr.training.plan import Plan, make_plan
-from lehr.training.population import Configured, Population, make_population, refuse_host, trace_update
+from lehr.training.population import (
+    Configured,
+    Population,
+    make_population,
+    prepare_population,
+    refuse_host,
+    trace_update,
+)
 from lehr.training.population_record import SETTLED_SECONDS
 from lehr.training.runners.population import Evolution, TooLarge
 from lehr.training.sharding import available
+
+T = TypeVar("T")
 
 FILLED = 4
 """A wave is filled up to an earlier one's size, to share its program, if that is at most this many times its own."""
@@ -152,7 +162,14 @@ class WaveTrainer:
             base=self._bases[group],
             parsed=parsed,
             places=wave.size,
+            begins=True,
         )
+
+    def prepare(self, members: Sequence[Member], size: int) -> None:
+        """Begin to compile what a wave of this size with fresh seeds needs, if its program is that of these members."""
+        base = self._bases.get(self.group(members[0]))
+        if base is not None:
+            prepare_population(base, [self._parsed(member).coefficients for member in members[:size]], size)
 
     def _settings(self, member: Member) -> dict[str, Any]:
         return {"tensorboard": False} | member.settings | {"seed": member.seed, "progress": self.progress}
@@ -180,6 +197,7 @@ class Waves:
         size: at most this many members in a wave; by default as many as fit into memory.
         devices: train on these instead of here.
         meanwhile: called once, in a thread, while the first members train here: the processor has little to do then.
+        confirm: what is trained again at the end; what that needs is compiled meanwhile, too.
     """
 
     def __init__(
@@ -189,10 +207,12 @@ class Waves:
         size: int | None = None,
         devices: Devices | None = None,
         meanwhile: Callable[[], object] | None = None,
+        confirm: Confirm = Confirm(0, 0),  # noqa: B008  immutable
     ) -> None:
         self.directory, self.trainer, self.size, self.devices = directory, trainer, size, devices
-        self._meanwhile = meanwhile
-        self._preparing: Future | None = None
+        self._meanwhile, self._confirm = meanwhile, confirm
+        self._programs: Future | None = None
+        self._begun: list[Future] = []
         self.waves = directory.read_waves()
         self._compile_seconds = 0.0
 
@@ -203,8 +223,15 @@ class Waves:
 
     def close(self) -> None:
         """Wait until what was begun while members trained is done."""
-        if self._preparing is not None:
-            wait([self._preparing])
+        wait(self._begun)
+
+    def meanwhile(self, function: Callable[[], T]) -> "Future[T] | None":
+        """Call a function in a thread while members with fresh seeds train here; not at all if there will be none."""
+        if self.devices is not None or not self._confirm.top or not self._confirm.seeds:
+            return None
+        found = background.start(function)
+        self._begun.append(found)
+        return found
 
     def train(self, members: Sequence[Member]) -> None:
         """Train members, unless they are trained already."""
@@ -248,15 +275,20 @@ class Waves:
             size = min(len(members), self.size or len(members), self.trainer.places or len(members))
             self.waves.append(Wave(len(self.waves), tuple(members), size, takes_turns=True))
             return
-        count = max(-(-len(members) // (self.size or len(members))), min(least, len(members)))
-        size = self._filled(-(-len(members) // count), members[0])
-        group = self.trainer.group(members[0])
+        size = self._size_of(len(members), members[0], least)
+        for begin in range(0, len(members), size):
+            self.waves.append(Wave(len(self.waves), tuple(members[begin : begin + size]), size))
+
+    def _size_of(self, number: int, member: Member, least: int = 1) -> int:
+        """The size of at least `least` waves for so many members of the group of this one."""
+        count = max(-(-number // (self.size or number)), min(least, number))
+        size = self._filled(-(-number // count), member)
+        group = self.trainer.group(member)
         sizes = [wave.size for wave in self.waves if self.trainer.group(wave.members[0]) == group]
         filled = FILLED_ON_CPU if jax.default_backend() == "cpu" else FILLED
         if sizes and size < sizes[-1] <= filled * size and self.trainer.make_evolution is None:
             size = sizes[-1]  # some idle places take less time than compiling again
-        for begin in range(0, len(members), size):
-            self.waves.append(Wave(len(self.waves), tuple(members[begin : begin + size]), size))
+        return size
 
     def _filled(self, size: int, member: Member) -> int:
         """The size of a wave with idle places, so that all devices of this machine have equally many members."""
@@ -295,6 +327,8 @@ class Waves:
     def _train(self, wave: Wave) -> None:
         """Train a wave here."""
         title = f"wave {wave.number + 1} of {len(self.waves)}  " if len(self.waves) > 1 else ""
+        if wave.members[0].fresh and self._programs is not None:
+            wait([self._programs])  # otherwise its program might be compiled twice
         try:
             trained = self.trainer.train(wave, self.directory.wave_path(wave.number), title, self._begin_meanwhile)
         except TooLarge as error:
@@ -304,9 +338,20 @@ class Waves:
             raise Stopped(trained.stop_reason)
 
     def _begin_meanwhile(self, steps: int, latest: dict[str, Any]) -> None:
-        if self._meanwhile is None or self._preparing is not None or latest["time/trained"] <= SETTLED_SECONDS:
+        if self._programs is not None or latest["time/trained"] <= SETTLED_SECONDS:
             return
-        self._preparing = background.start(self._meanwhile)
+        self._programs = background.start(self._prepare_fresh if background.shares_scopes() else lambda: None)
+        self._begun.append(self._programs)
+        if self._meanwhile is not None:
+            self._begun.append(background.start(self._meanwhile, self._programs))
+
+    def _prepare_fresh(self) -> None:
+        """Begin to compile what the members with fresh seeds need, if all members have one program."""
+        members = [member for wave in self.waves for member in wave.members]
+        count = min(self._confirm.top, len({member.configuration for member in members})) * self._confirm.seeds
+        programs = {self.trainer.group(wave.members[0]) for wave in self.waves}
+        if count and len(programs) == 1:
+            self.trainer.prepare(members, self._size_of(count, replace(members[0], fresh=True)))
 
 
 def _shared(size: int, devices: int) -> int:

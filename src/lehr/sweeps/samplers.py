@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lehr.errors import InputError
+from lehr.sweeps import sobol
 from lehr.sweeps.definition import Configuration, Definition
 from lehr.sweeps.sections import OPTUNA
 from lehr.sweeps.space import Point
@@ -132,9 +133,12 @@ def _random(dimensions: int, samples: int, seed: int) -> Iterator[np.ndarray]:
 
 def _sobol(dimensions: int, samples: int, seed: int) -> Iterator[np.ndarray]:
     """A scrambled Sobol sequence, which each block continues; its first 2^k points are balanced."""
+    count = 2 ** math.ceil(math.log2(samples))
+    if dimensions <= sobol.MOST_DIMENSIONS:
+        yield from sobol.sobol(dimensions, count, np.random.default_rng(seed))
     engine = _engine("Sobol", dimensions, seed)
     while True:
-        yield engine.random(2 ** math.ceil(math.log2(samples)))
+        yield engine.random(count)
 
 
 def _latin_hypercube(dimensions: int, samples: int, seed: int) -> Iterator[np.ndarray]:
@@ -145,7 +149,7 @@ def _latin_hypercube(dimensions: int, samples: int, seed: int) -> Iterator[np.nd
 
 
 def _engine(name: str, dimensions: int, seed: int) -> Any:
-    from scipy.stats import qmc  # slow to import, and not needed by a grid
+    from scipy.stats import qmc  # slow to import, and seldom needed
 
     made = getattr(qmc, name)
     argument = "rng" if "rng" in inspect.signature(made).parameters else "seed"  # renamed in SciPy 1.15

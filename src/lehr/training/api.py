@@ -23,7 +23,7 @@ from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.display import waiting
 from lehr.report.loggers.jsonl import read
-from lehr.training import agreement, settings_file
+from lehr.training import agreement, background, settings_file
 from lehr.training.directory import RunDirectory, default_path
 from lehr.training.following import follow
 from lehr.training.hosts import Hosts, joined, wait_for
@@ -91,53 +91,40 @@ def train(
 ) -> Result:
     """Train one agent and return the result; the arguments are those of `lehr.train`, which calls this."""
     with joined(distributed) as hosts:
-        return _train(hosts, algorithm, env, run_dir, from_run, progress_fn, trust, settings)
-
-
-def _train(
-    hosts: Hosts,
-    algorithm: Any,
-    env: Any,
-    run_dir: str | Path | None,
-    from_run: str | Path | None,
-    progress_fn: ProgressFunction | None,
-    trust: bool,
-    settings: dict[str, Any],
-) -> Result:
-    """Train one agent, in one process of several perhaps."""
-    settings = config.merge([RunConfig], {}, settings) | ({} if hosts.leads else {"progress": False})
-    env = settings.pop("env", None) if env is None else env
-    instance = None if isinstance(env, str) else env
-    if isinstance(env, str):
-        settings["env"] = env
-    if run_dir is not None and hosts.leads:
-        with _writable(Path(run_dir)):
-            RunDirectory(Path(run_dir)).refuse_content()  # before anything is compiled
-    if from_run is None:
-        with _preparing(algorithm, settings, instance):
-            plan = make_plan(algorithm, settings, instance, spreads=True, begins=hosts.count == 1).on_devices(hosts)
-    else:
-        origin = RunDirectory.open(from_run)
-        found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
-        if (name := algorithms.name_of(algorithm)) != found:
-            raise InputError(f"'{origin.path}' is a run of {found}, not of {name}; a fork keeps the algorithm.")
-        check_trust(saved, f"The run '{origin.path}'", trust, env)
-        plan = _fork(algorithm, origin, saved, settings, instance, hosts)
-    if not hosts.leads:
-        return _follow(plan)
-    path = Path(run_dir or default_path(plan.algorithm, plan.run.env.strip("<>"), plan.run.seed))
-    with _writable(path):
-        existed = path.is_dir()
-        made = RunDirectory.create(path)
-    with made as directory:
-        try:
-            _share_directory(plan, directory)
-            loop = _begin(plan, directory, progress_fn)
-        except BaseException:
-            for entry in list(path.iterdir()) if existed else [path]:  # a link, or '.', stays as it is
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-            raise
-        return _run(plan, directory, loop)
+        settings = config.merge([RunConfig], {}, settings) | ({} if hosts.leads else {"progress": False})
+        env = settings.pop("env", None) if env is None else env
+        instance = None if isinstance(env, str) else env
+        if isinstance(env, str):
+            settings["env"] = env
+        if run_dir is not None and hosts.leads:
+            with _writable(Path(run_dir)):
+                RunDirectory(Path(run_dir)).refuse_content()  # before anything is compiled
+        background.start_device()
+        if from_run is None:
+            with _preparing(algorithm, settings, instance):
+                plan = make_plan(algorithm, settings, instance, spreads=True, begins=hosts.count == 1).on_devices(hosts)
+        else:
+            origin = RunDirectory.open(from_run)
+            found, saved = _settings(origin, None, trust=True)  # it must match the algorithm named in this call
+            if (name := algorithms.name_of(algorithm)) != found:
+                raise InputError(f"'{origin.path}' is a run of {found}, not of {name}; a fork keeps the algorithm.")
+            check_trust(saved, f"The run '{origin.path}'", trust, env)
+            plan = _fork(algorithm, origin, saved, settings, instance, hosts)
+        if not hosts.leads:
+            return _follow(plan)
+        path = Path(run_dir or default_path(plan.algorithm, plan.run.env.strip("<>"), plan.run.seed))
+        with _writable(path):
+            existed = path.is_dir()
+            made = RunDirectory.create(path)
+        with made as directory:
+            try:
+                _share_directory(plan, directory)
+                loop = _begin(plan, directory, progress_fn)
+            except BaseException:
+                for entry in list(path.iterdir()) if existed else [path]:  # a link, or '.', stays as it is
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                raise
+            return _run(plan, directory, loop)
 
 
 def resume(
@@ -163,57 +150,44 @@ def resume(
             budget.
     """
     with joined(distributed) as hosts:
-        return _resume(hosts, run, env, algorithm, progress_fn, trust, settings)
-
-
-def _resume(
-    hosts: Hosts,
-    run: str | Path,
-    env: Any,
-    algorithm: Any,
-    progress_fn: ProgressFunction | None,
-    trust: bool,
-    settings: dict[str, Any],
-) -> Result:
-    """Continue a stopped run, in one process of several perhaps."""
-    settings = config.merge([RunConfig], {}, settings) | ({} if hosts.leads else {"progress": False})
-    env = settings.pop("env", None) if env is None else env
-    directory = RunDirectory.open(run)
-    if hosts.leads:
-        with _writable(directory.path):
-            directory.lock()
-    with directory if hosts.leads else contextlib.nullcontext():
-        algorithm, saved = _settings(directory, algorithm, trust, settings)
-        if isinstance(env, str) and full_name(env) != saved["env"]:
-            if not plugins.is_placeholder(saved["env"]):
+        settings = config.merge([RunConfig], {}, settings) | ({} if hosts.leads else {"progress": False})
+        env = settings.pop("env", None) if env is None else env
+        directory = RunDirectory.open(run)
+        if hosts.leads:
+            with _writable(directory.path):
+                directory.lock()
+        with directory if hosts.leads else contextlib.nullcontext():
+            algorithm, saved = _settings(directory, algorithm, trust, settings)
+            if isinstance(env, str) and full_name(env) != saved["env"]:
+                if not plugins.is_placeholder(saved["env"]):
+                    raise InputError(
+                        f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
+                    )
+                saved["env"] = env
+            check_trust(saved, f"The run '{directory.path}'", trust, env)
+            changed = _changed(algorithm, saved, settings)
+            instance = None if isinstance(env, str) else env
+            begins = hosts.count == 1 and "seed" not in settings  # another seed is refused below
+            if "total_steps" not in settings:
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    begins &= directory.read_status()["status"] != "finished"
+            with _preparing(algorithm, changed, instance):
+                plan = make_plan(algorithm, changed, instance, spreads=True, begins=begins).on_devices(hosts)
+            if plan.run.seed != saved["seed"]:
                 raise InputError(
-                    f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
+                    f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
+                    "fork the run with train(from_run=...)."
                 )
-            saved["env"] = env
-        check_trust(saved, f"The run '{directory.path}'", trust, env)
-        changed = _changed(algorithm, saved, settings)
-        instance = None if isinstance(env, str) else env
-        begins = hosts.count == 1 and "seed" not in settings  # another seed is refused below
-        if "total_steps" not in settings:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                begins &= directory.read_status()["status"] != "finished"
-        with _preparing(algorithm, changed, instance):
-            plan = make_plan(algorithm, changed, instance, spreads=True, begins=begins).on_devices(hosts)
-        if plan.run.seed != saved["seed"]:
-            raise InputError(
-                f"seed is {plan.run.seed}, but a resumed run keeps its seed ({saved['seed']}); drop the option, or "
-                "fork the run with train(from_run=...)."
-            )
-        if not hosts.leads:
-            return _follow(plan, resumes=True)
-        _share_directory(plan, directory, resumes=True)
-        loop = _begin(plan, directory, progress_fn, resumes=True)
-        if saved["total_steps"] != plan.run.total_steps:
-            loop.say(
-                f"The budget changes from {saved['total_steps']} to {plan.run.total_steps} env steps: schedules "
-                "relative to the budget are stretched to the new one."
-            )
-        return _run(plan, directory, loop)
+            if not hosts.leads:
+                return _follow(plan, resumes=True)
+            _share_directory(plan, directory, resumes=True)
+            loop = _begin(plan, directory, progress_fn, resumes=True)
+            if saved["total_steps"] != plan.run.total_steps:
+                loop.say(
+                    f"The budget changes from {saved['total_steps']} to {plan.run.total_steps} env steps: schedules "
+                    "relative to the budget are stretched to the new one."
+                )
+            return _run(plan, directory, loop)
 
 
 def load(run: str | Path, env: Any = None, *, algorithm: Any = None, trust: bool = False) -> Result:

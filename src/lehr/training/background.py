@@ -1,13 +1,16 @@
-"""Threads for work that needs no Python, such as compiling, while the main thread goes on.
+"""Threads for work that needs little Python, such as compiling, while the main thread goes on.
 
-Only what is traced and lowered already is compiled here: JAX's scopes, such as `jax.default_device`, belong to the
-thread that opened them.
+JAX's scopes, such as `jax.default_device`, belong to the thread that opened them: what is compiled here was traced and
+lowered before, or is traced here because `shares_scopes` says that nothing differs.
 """
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
 
 T = TypeVar("T")
 
@@ -46,3 +49,24 @@ def finished(future: "Future[T]") -> T:
     except KeyboardInterrupt:
         wait([future])
         raise
+
+
+def start_device() -> "Future[Any] | None":
+    """Start the device in a thread: a GPU takes seconds, in which the processor can do something else.
+
+    If it fails, the first use of the device will say what is wrong. The device of a scope is left alone.
+    """
+    if getattr(jax.config, "jax_default_device", None) is not None:
+        return None
+    return start(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
+
+
+def shares_scopes() -> bool:
+    """Whether a thread of its own sees JAX's options as this one does, and so traces the same programs."""
+    return start(_scopes).result() == _scopes()
+
+
+def _scopes() -> tuple[Any, ...]:
+    """JAX's options as this thread sees them."""
+    options = {name: getattr(jax.config, name, None) for name in jax.config.values}
+    return options, jax.sharding.get_abstract_mesh()

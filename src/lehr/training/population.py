@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -16,12 +17,12 @@ from lehr.errors import InputError
 from lehr.schedules.bundle import Coefficients
 from lehr.schedules.bundle import population as stacked
 from lehr.schedules.controllers import Controller
-from lehr.training import checkpoint
+from lehr.training import background, checkpoint
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Kind, Loop, ProgressFunction
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
-from lehr.training.population_record import PopulationRecord
+from lehr.training.population_record import PopulationRecord, evaluation_of
 from lehr.training.program import Program, builder, initial_state
 from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import (
@@ -49,6 +50,12 @@ def default_window(plan: Plan) -> int:
     return max(1, -(-plan.updates // MOST_ROWS)) if every is None else plan.every(every)
 
 
+def _window(plan: Plan, evolution: Evolution | None) -> int:
+    """Number of updates of a row of a population, in which an evolution may change members."""
+    window = default_window(plan)
+    return window if evolution is None else math.gcd(window, evolution.interval)
+
+
 @dataclass(frozen=True)
 class Population:
     """Everything about a population except its directory."""
@@ -61,12 +68,13 @@ class Population:
     evolution: Evolution | None = None
     sharding: MemberSharding = MEMBERS_ON_ONE_DEVICE
     """How the members are placed on devices."""
+    runner: PopulationRunner | None = field(default=None, repr=False, compare=False)
+    """The runner, if it was made along with the population and compiles in the background."""
 
     @property
     def window(self) -> int:
         """Number of updates that a row of the metrics stands for."""
-        window = default_window(self.plan)
-        return window if self.evolution is None else math.gcd(window, self.evolution.interval)
+        return _window(self.plan, self.evolution)
 
     @property
     def expected_share(self) -> float:
@@ -78,8 +86,8 @@ class Population:
     ) -> Loop:
         """The loop that trains the population; it goes on from the latest checkpoint, if there is one."""
         kind = Kind(
-            make_runner=lambda plan, warn: PopulationRunner(
-                plan.program, plan.state, self.window, self.evolution, self.sharding
+            make_runner=lambda plan, warn: (
+                self.runner or PopulationRunner(plan.program, plan.state, self.window, self.evolution, self.sharding)
             ),
             make_record=partial(PopulationRecord, self.labels, self.window, self.course, self.sharding),
             make_progress=make_progress,
@@ -146,6 +154,7 @@ def make_population(
     base: Plan | None = None,
     parsed: Sequence[Configured] | None = None,
     places: int | None = None,
+    begins: bool = False,
 ) -> Population:
     """Assemble a population.
 
@@ -160,6 +169,7 @@ def make_population(
             compiled program.
         parsed: the parsed settings of each member, if they are known.
         places: train at most so many at once; the others wait until the evolution gives them a place. By default, all.
+        begins: whether to compile its updates in the background while its state is made.
     """
     if not members:
         raise InputError("A population has 0 members; give at least one.")
@@ -172,18 +182,24 @@ def make_population(
                 f"Member {number} of the population differs from member 0 in {_difference(one, found[0])}; members may "
                 "differ in coefficients and seeds, and everything else makes another population."
             )
-    program = _program(plan)
-    keys = _keys([_seed(settings) for settings in members])
-    candidates = Candidates(jax.tree.map(jnp.asarray, _stacked(plan, [one.coefficients for one in found])), keys)
-    first = jax.tree.map(lambda leaf: leaf[:places], candidates)
-    state = _initial(program, plan.settings, plan.network, *first, plan.loaded.data)
-    evolution = None if make_evolution is None else make_evolution(plan)
-    whole = PopulationState(state, jnp.uint32(0), () if evolution is None else evolution.init(state, candidates))
-    sharding = MemberSharding.over(available(plan.run.devices), whole.size)
+    program, evolution = _program(plan), None if make_evolution is None else make_evolution(plan)
+    coefficients, seeds = _stacked(plan, [one.coefficients for one in found]), [_seed(one) for one in members]
+    size = len(members) if places is None else min(places, len(members))
+    sharding = MemberSharding.over(available(plan.run.devices), size)
+    runner: PopulationRunner | None = None
+    if begins:
+        shapes = _shapes(plan, coefficients, len(members), size, evolution)
+        runner = PopulationRunner(program, shapes, _window(plan, evolution), evolution, sharding)
+        runner.prepare(shapes)
+    first = jax.tree.map(lambda leaf: leaf[:size], coefficients)
+    whole = _begun(plan, program, first, np.array(seeds[:size], np.int64))
+    if evolution is not None:
+        candidates = Candidates(jax.tree.map(jnp.asarray, coefficients), _keys(seeds))
+        whole = whole._replace(evolution=evolution.init(whole.members, candidates))
     whole = PopulationState._make(map(sharding.place, whole, AXES))
     course = Course(plan.updates) if evolution is None else evolution.course(len(members), whole.size)
     names = tuple(labels) if labels is not None else tuple(str(number) for number in range(len(members)))
-    return Population(replace(plan, program=program, state=whole), names, course, evolution, sharding)
+    return Population(replace(plan, program=program, state=whole), names, course, evolution, sharding, runner)
 
 
 def _program(plan: Plan) -> Program:
@@ -231,20 +247,61 @@ def _stacked(plan: Plan, coefficients: Sequence[Mapping[str, Any]]) -> Coefficie
     return stacked([{**used, **one} for one in coefficients], FEWEST_PHASES)
 
 
+def prepare_population(plan: Plan, coefficients: Sequence[Mapping[str, Any]], size: int) -> None:
+    """Begin to compile what a population needs that is not known yet, in the background.
+
+    Args:
+        plan: the base of the population.
+        coefficients: those of some of its members, or of others like them.
+        size: the number of its members.
+    """
+    program, known = _program(plan), list(coefficients[:size])
+    together = _stacked(plan, known + known[-1:] * (size - len(known)))
+    shapes = _shapes(plan, together, size, size)
+    sharding = MemberSharding.over(available(plan.run.devices), size)
+    PopulationRunner(program, shapes, _window(plan, None), None, sharding).prepare(shapes)
+    _beginning(plan, program, together, np.zeros(size, np.int64))
+    if plan.run.evaluate_episodes:
+        evaluation_of(plan, shapes.members, sharding)()
+
+
+def _begun(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> PopulationState:
+    """Return a population before its first update, without an evolution; coefficients and seeds have a member axis."""
+    return background.finished(_beginning(plan, program, coefficients, seeds))(coefficients, seeds, plan.loaded.data)
+
+
+def _beginning(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> Future:
+    """Compile what makes the state of a population of these shapes, in the background."""
+    given = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (coefficients, seeds, plan.loaded.data)))
+    leaves, structure = jax.tree.flatten(given)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return _compiling_initial(program, plan.settings, plan.network, structure, shapes)
+
+
+@lru_cache(maxsize=2)
+def _compiling_initial(
+    program: Program, settings: Any, network: Any, structure: Any, shapes: tuple[tuple[Any, Any], ...]
+) -> Future:
+    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    return background.start(_initial.lower(program, settings, network, *given).compile)
+
+
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _initial(
-    program: Program, settings: Any, network: Any, coefficients: Coefficients, keys: Key, data: PyTree
-) -> TrainState:
-    """Return the states of all members before their first update, with a leading member axis."""
+    program: Program, settings: Any, network: Any, coefficients: Coefficients, seeds: Any, data: PyTree
+) -> PopulationState:
+    """Return a population before its first update, without an evolution; coefficients and seeds have a member axis."""
 
-    def init(member: tuple[Coefficients, Key]) -> TrainState:
-        return initial_member(program, settings, network, *member, data)
+    def init(member: tuple[Coefficients, Any]) -> TrainState:
+        one, seed = member
+        return initial_member(program, settings, network, one, jax.random.key(seed), data)
 
+    members = (coefficients, seeds)
     if jax.default_backend() == "cpu":
         # One after the other: orthogonal weights of several members at once are batched QR factorisations, and two of
         # those at the same time can wait for each other's threads for ever.
-        return jax.lax.map(init, (coefficients, keys))
-    return jax.vmap(init)((coefficients, keys))
+        return PopulationState(jax.lax.map(init, members), jnp.uint32(0))
+    return PopulationState(jax.vmap(init)(members), jnp.uint32(0))
 
 
 def initial_member(
@@ -266,12 +323,22 @@ def initial_member(
 
 def population_shapes(plan: Plan, coefficients: Sequence[Mapping[str, Any]], evolution: Any = None) -> PopulationState:
     """The shapes of the state of a population with these coefficients, from the plan of one of its members."""
-    together = jax.eval_shape(lambda: _stacked(plan, coefficients))
-    size = len(coefficients)
-    one = plan.state._replace(coefficients=())
-    members = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), one)
-    members = members._replace(coefficients=together)
-    candidates = Candidates(together, members.key)
+    count = len(coefficients)
+    return _shapes(plan, _stacked(plan, coefficients), count, count, evolution)
+
+
+def _shapes(
+    plan: Plan, coefficients: Coefficients, count: int, size: int, evolution: Evolution | None = None
+) -> PopulationState:
+    """The shapes of the state of a population with so many places, from the stacked coefficients of `count` members."""
+
+    def stacked(tree: PyTree, count: int) -> PyTree:
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype), tree)
+
+    together = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, coefficients))
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), together)
+    members = stacked(plan.state._replace(coefficients=one), size)
+    candidates = Candidates(together, stacked(plan.state.key, count))
     changes = () if evolution is None else jax.eval_shape(evolution.init, members, candidates)
     return PopulationState(members, jax.eval_shape(lambda: jnp.uint32(0)), changes)
 

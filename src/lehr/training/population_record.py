@@ -7,21 +7,20 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lehr.acting.evaluation import EpisodeResults, Evaluator, evaluation_metrics, run_many
 from lehr.acting.policy import PolicyParameters
 from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
-from lehr.training import background, checkpoint, columns
+from lehr.training import background, checkpoint, columns, cores
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Verdict
 from lehr.training.runners.population import PopulationState
 from lehr.training.sharding import MemberSharding
-from lehr.types import Key, derive
+from lehr.types import Key, TrainState, derive
 
 ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
@@ -85,36 +84,34 @@ class PopulationRecord:
         frozen = np.asarray(state.members.rejected) > plan.run.max_rejected
         self.frozen = set(course.members(state)[frozen].tolist())
         """The members whose freezing was reported."""
-        assert not isinstance(plan.env, HostEnvironment)
-        policy = plan.policy(state.members)
-        self.evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
-        leaves, structure = jax.tree.flatten((policy.learned, state.members.key))
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         self.sharding = sharding
-        self._evaluation = partial(compiling_evaluation, self.evaluator, sharding, structure, shapes)
+        self._evaluation = evaluation_of(plan, state.members, sharding)
 
     def prepare(self, state: PopulationState, after: Future | None) -> None:
-        """Do nothing: the evaluation is compiled once training has settled."""
+        """Begin to compile the evaluation in the background, unless few cores are busy with the updates.
+
+        Then it is compiled once training has settled.
+        """
+        if self.plan.run.evaluate_episodes and not cores.are_few():
+            self._evaluation()
 
     def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
         """Evaluate the members, each as a run of its own would be, and save those that do not keep their places."""
         ended = self.course.ended(state)
         if self.plan.run.evaluate_episodes == 0 or (ended is not None and not ended.any()):
             return {}
-        learned = self.plan.policy(state.members).learned
-        keys = jax.vmap(lambda key, updates: derive(key, "evaluate", updates))(state.members.key, state.members.updates)
-        found = evaluation_metrics(*(self._results(learned, keys, greedy) for greedy in (True, False)))
+        found = evaluation_metrics(*(self._results(state.members, greedy) for greedy in (True, False)))
         if ended is None:
             return found
         self._save_ended(state, ended)
         return {name: np.where(ended, values, np.nan) for name, values in found.items()}
 
-    def _results(self, learned: PolicyParameters, keys: Key, greedy: bool) -> EpisodeResults:
+    def _results(self, members: TrainState, greedy: bool) -> EpisodeResults:
         """The episodes of all members, `[P, episodes]`."""
         place = self.sharding.place
-        run = background.finished(self._evaluation())
-        returns, lengths = run(place(learned, 0), place(keys, 0), place(jnp.bool(greedy), None))
-        return EpisodeResults(*(np.asarray(x).reshape(len(keys), -1) for x in (returns, lengths)))
+        given = self.plan.policy(members).learned, members.key, members.updates
+        returns, lengths = background.finished(self._evaluation())(*place(given, 0), place(np.bool_(greedy), None))
+        return EpisodeResults(*(np.asarray(x).reshape(len(members.updates), -1) for x in (returns, lengths)))
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
         """Save the states of members whose places are given away, each in a directory with its number."""
@@ -208,20 +205,51 @@ class PopulationRecord:
         """Do nothing: rows are written with checkpoints only, since a resumed population makes the others again."""
 
 
+def evaluation_of(plan: Plan, members: TrainState, sharding: MemberSharding) -> Callable[[], Future]:
+    """Return what compiles the evaluation of members of these shapes in the background, once.
+
+    Args:
+        plan: that of a member.
+        members: their states, or the shapes of them.
+        sharding: how they are placed on devices.
+    """
+    assert not isinstance(plan.env, HostEnvironment)
+    policy = plan.policy(members)
+    evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
+    leaves, structure = jax.tree.flatten((policy.learned, members.key, members.updates))
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    return partial(compiling_evaluation, evaluator, sharding, structure, shapes)
+
+
 @functools.lru_cache(maxsize=2)
 def compiling_evaluation(
     evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
 ) -> Future:
-    """Compile an evaluation of policies and keys of these shapes in the background, once.
+    """Compile an evaluation of policies, keys and clocks of these shapes in the background, once.
 
     Each device evaluates its own members.
     """
-    learned, keys = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
-    run = sharding.spread(partial(run_many, evaluator), (0, 0, None), (0, 0))
+    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
+    run = sharding.spread(partial(_evaluated, evaluator), (0, 0, 0, None), (0, 0))
     options: dict[str, Any] = {}
     if sharding.devices > 1:
-        options = {"in_shardings": (sharding.of(0), sharding.of(0), sharding.of(None)), "out_shardings": sharding.of(0)}
-    return background.start(jax.jit(run, **options).lower(learned, keys, jax.ShapeDtypeStruct((), bool)).compile)
+        whole = sharding.of(0)
+        options = {"in_shardings": (whole, whole, whole, sharding.of(None)), "out_shardings": whole}
+
+    def lowered() -> Any:
+        return jax.jit(run, **options).lower(*given, jax.ShapeDtypeStruct((), bool))
+
+    if background.shares_scopes():
+        return background.start(lambda: lowered().compile())
+    return background.start(lowered().compile)
+
+
+def _evaluated(
+    evaluator: Evaluator, learned: PolicyParameters, keys: Key, updates: jax.Array, greedy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Evaluate members, each with the key that a run of its own would have after so many updates."""
+    derived = jax.vmap(lambda key, done: derive(key, "evaluate", done))(keys, updates)
+    return run_many(evaluator, learned, derived, greedy)
 
 
 def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np.ndarray:

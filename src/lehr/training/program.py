@@ -42,18 +42,18 @@ class Program:
     most_rejected: int | None = None
     """Non-finite updates after which a member of a population is frozen; `None` for a run, which stops instead."""
 
-    @property
+    @functools.cached_property
     def steps_per_update(self) -> int:
         """Env steps per update, over all agents and including action repeats."""
         config = self.algorithm.config
         return config.num_envs * self.env.num_agents * config.horizon * self.env.env_steps_per_step
 
-    @property
+    @functools.cached_property
     def lag(self) -> int:
         """Number of updates that the acting policy is behind the learner."""
         return self.algorithm.config.acting_lag
 
-    @property
+    @functools.cached_property
     def needs(self) -> frozenset[str]:
         """The optional parts of a rollout that the algorithm or the reward model uses."""
         needs, behind = self.algorithm.needs, self.algorithm.needs_behind

@@ -1,7 +1,9 @@
 """The runner for a population: many updates of all members in one compiled program."""
 
 import functools
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -12,7 +14,7 @@ import numpy as np
 
 from lehr.report.loggers.thinning import is_latest, is_per_episode, is_sum
 from lehr.schedules.bundle import Coefficients
-from lehr.training import compile_options
+from lehr.training import background, compile_options
 from lehr.training.course import Course
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
@@ -116,15 +118,20 @@ class PopulationRunner:
         self.most = rows * window
         self.since: float | None = None
 
-    def prepare(self, state: PopulationState) -> None:
-        """Do nothing: everything is compiled in `compile`."""
+    def prepare(self, state: PopulationState) -> Future:
+        """Begin to compile the program in the background, once for chunks of any length.
 
-    def compile(self, state: PopulationState) -> None:
-        """Compile the program, once for chunks of any length and for all populations of the same shapes."""
-        leaves, structure = jax.tree.flatten(jax.eval_shape(lambda state: state, state))
+        All populations of the same shapes share it.
+        """
+        self.since = self.since or time.perf_counter()
+        leaves, structure = jax.tree.flatten(state)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution, self.sharding)
-        self._compiled = _compiled(*static, structure, shapes)
+        return _compiling(*static, structure, shapes)
+
+    def compile(self, state: PopulationState) -> None:
+        """Compile the program, or wait until it is compiled."""
+        self._compiled = background.finished(self.prepare(state))
         need = needed_memory(self._compiled)
         if jax.default_backend() == "cpu":  # its devices share one memory
             need *= self.sharding.devices
@@ -136,13 +143,13 @@ class PopulationRunner:
 
         def update(members: TrainState) -> TrainState:
             updates, evolution = jax.tree.map(lambda x: x.copy(), (state.updates, state.evolution))
-            return self._compiled(PopulationState(members, updates, evolution), jnp.int32(1))[0].members
+            return self._compiled(PopulationState(members, updates, evolution), np.int32(1))[0].members
 
         return state._replace(members=measured_first(update, state.members))
 
     def advance(self, state: PopulationState, count: int) -> tuple[PopulationState, jax.Array]:
         """Dispatch a chunk, which begins with a new window; return before the device has finished it."""
-        return self._compiled(state, jnp.int32(count))
+        return self._compiled(state, np.int32(count))
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
@@ -154,7 +161,7 @@ def one_member(members: TrainState) -> TrainState:
 
 
 @functools.lru_cache(maxsize=2)
-def _compiled(
+def _compiling(
     program: Program,
     names: tuple[str, ...],
     window: int,
@@ -163,8 +170,8 @@ def _compiled(
     sharding: MemberSharding,
     structure: Any,
     shapes: tuple[tuple[Any, Any], ...],
-) -> Any:
-    """Compile the program for states of these shapes."""
+) -> Future:
+    """Compile the program for states of these shapes in the background."""
     state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
     chunk: Any = partial(population_chunk, program, names, window, most, evolution)
     if evolution is None:  # no member knows of another, so each device runs a chunk of its own
@@ -176,7 +183,7 @@ def _compiled(
         states = PopulationState._make(map(sharding.of, AXES))
         options = {"in_shardings": (states, sharding.of(None)), "out_shardings": (states, sharding.of(1))}
     lowered = jax.jit(chunk, donate_argnums=0, **options).lower(state, jax.ShapeDtypeStruct((), jnp.int32))
-    return compile_options.compiled(lowered, compile_options.UPDATES)
+    return background.start(partial(compile_options.compiled, lowered, compile_options.UPDATES))
 
 
 def needed_memory(compiled: Any) -> int:
