@@ -20,6 +20,7 @@ from lehr import plugins
 from lehr.errors import InputError, closest, shortened
 from lehr.maths import across
 from lehr.maths.laprop import laprop
+from lehr.maths.muon import muon
 from lehr.types import PyTree
 
 _ELEMENTWISE = (
@@ -35,8 +36,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Options that differ from optax's, as is usual in reinforcement learning."""
 
-OWN: dict[str, Any] = {"laprop": laprop}
-"""Optimisers that optax does not have."""
+OWN: dict[str, Any] = {"laprop": laprop, "muon": muon}
+"""Optimisers that optax does not have, or that are faster here."""
 
 
 _INSIDE = "its learning rate is not a factor of its steps, so it cannot be multiplied in from a schedule"
