@@ -2,9 +2,11 @@
 
     python bench/path.py
 
-A file counts if one of its functions is called, a function by its lines, docstring included. What stands behind a
-protocol (the environment, the network, the distribution of actions, the schedules) is counted apart: whoever follows an
-update need not open it. Files that are entered from more than one other file are listed with those.
+A file counts if one of its functions is called, a function by its lines, docstring included. Two groups are counted
+apart, since whoever follows an update need not open them: what stands behind a protocol (the environment, the network,
+the distribution of actions, the schedules, the reward model), and the vocabulary, which is the values that stages pass
+to each other, and reductions over devices that return what they are given if there is one. Files that are entered from
+more than one other file are listed with those.
 """
 
 import collections
@@ -23,8 +25,10 @@ from lehr.training.iteration import iteration
 from lehr.training.program import assemble
 
 ROOT = Path(lehr.__file__).parent
-BEHIND = ("envs/", "networks/", "kernels/", "schedules/", "maths/distributions.py", "spaces.py")
+BEHIND = ("envs/", "networks/", "kernels/", "schedules/", "rewards/", "maths/distributions.py", "spaces.py", "masks.py")
 """What an update knows by its protocol alone."""
+VOCABULARY = ("types.py", "maths/across.py")
+"""What its stages have in common."""
 
 
 def traced() -> tuple[set[CodeType], dict[str, set[str]]]:
@@ -73,7 +77,9 @@ def lines(called: set[CodeType]) -> int:
 def main() -> None:
     called, entered = traced()
     behind = {code for code in called if _file(code).startswith(BEHIND)}
-    for title, part in (("on the way", called - behind), ("behind a protocol", behind)):
+    words = {code for code in called if _file(code).startswith(VOCABULARY)}
+    parts = {"on the way": called - behind - words, "vocabulary": words, "behind a protocol": behind}
+    for title, part in parts.items():
         files = sorted({_file(code) for code in part})
         print(f"{title}: {len(files)} files, {len(part)} functions, {lines(part)} lines")
         for file in files:

@@ -148,7 +148,7 @@ def test_a_memory_is_carried_through_an_episode_and_cleared_after_it(torso):
     log_prob = jax.jit(lambda policy, action: policy.log_prob(action))
     never = jnp.zeros(NUM_ENVS, bool)
     actor, found = rollouts(torso, SHORT)
-    carry = network.initial_carry((NUM_ENVS,))
+    carry, truncated = network.initial_carry((NUM_ENVS,)), 0
     for collected in found:
         rollout = collected.rollout
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), rollout.carry, actor.carry)
@@ -159,9 +159,12 @@ def test_a_memory_is_carried_through_an_episode_and_cleared_after_it(torso):
             np.testing.assert_allclose(rollout.log_prob[t], log_prob(policy, rollout.action[t]), rtol=1e-4)
             np.testing.assert_allclose(rollout.value[t], expected, rtol=1e-4)
             following = value(params, carry, rollout.reward[t][:, None])  # the reward is the final observation
-            np.testing.assert_allclose(rollout.next_value[t], following, rtol=1e-4)
+            matters = ~np.asarray(rollout.terminated[t])  # the value after a termination need not be known
+            np.testing.assert_allclose(rollout.next_value[t][matters], following[matters], rtol=1e-4)
+            truncated += (np.asarray(rollout.done[t]) & matters).sum()
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), collected.actor.carry, carry)
         actor = collected.actor
+    assert truncated > 0
 
 
 def test_the_log_probability_is_that_of_the_policy_that_acted():

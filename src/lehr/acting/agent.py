@@ -1,11 +1,15 @@
 """One step of acting, shared by rollouts on the device and on the host, evaluation, and policies."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from lehr.maths.distributions import Distribution
 from lehr.maths.normalise import RunningStatistics, normalise
+from lehr.networks import ActorCriticNetwork
 from lehr.spaces import Box, Space
 from lehr.types import Key, PyTree
 
@@ -23,6 +27,39 @@ class Agent(Protocol):
 
     def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
         """Return the values of observations, given the carry before them."""
+
+
+@dataclass(frozen=True)
+class ActorCriticAgent:
+    """An agent with an actor-critic network."""
+
+    config: Any
+    """Settings of the algorithm that trains it."""
+    network: ActorCriticNetwork
+
+    def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
+        """Return the network's initial carry."""
+        return self.network.initial_carry(batch_shape)
+
+    def act(
+        self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: Any = False
+    ) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        """Sample from the policy, or take its mode. The value is stored only if it depends on the carry."""
+        kept: dict[str, Any] = {}
+        policy: Distribution
+        if self.network.critic_is_recurrent:
+            carry, policy, kept["value"] = self.network.step(params, carry, obs, reset)
+        else:
+            carry, policy = self.network.act(params, carry, obs, reset)
+        if greedy is False:
+            kept["action"], kept["log_prob"] = policy.sample_and_log_prob(key)
+        else:
+            kept["action"] = jax.tree.map(partial(jnp.where, greedy), policy.mode(), policy.sample(key))
+        return carry, policy.environment_action(kept["action"]), kept
+
+    def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
+        """Return the critic's value."""
+        return self.network.value(params, carry, obs)
 
 
 class Acted(NamedTuple):

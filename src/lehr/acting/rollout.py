@@ -102,18 +102,19 @@ def collect(
         noise_steps: steps for which the noise of continuous actions is kept.
     """
     remembers = bool(jax.tree.leaves(actor.carry))
-    # Values that depend on the carry are computed in each step; all others at once, after the scan.
+    # Values that depend on the carry are computed in each step, except final ones of which each environment has at most
+    # one; all others at once, after the scan.
     kept = jax.eval_shape(partial(act, agent, env.action_space), params, statistics, *_seen(actor), key)[2].kept
     values_in_step = "value" in kept
     needs_value, needs_final_obs = "value" in needs, "final_obs" in needs
-    # With at most one truncation per environment, store one final observation instead of those of all steps.
-    # On a GPU, most of a scan's cost is what it stacks, so stack as little as possible.
-    keeps_one = needs_value and not values_in_step and not needs_final_obs and env.truncation_gap >= horizon
+    # With at most one truncation per environment, keep one final observation, and the carry before it, instead of those
+    # of all steps. On a GPU, most of a scan's cost is what it stacks, so stack as little as possible.
+    keeps_one = needs_value and not needs_final_obs and env.truncation_gap >= horizon
     keeps_all = needs_final_obs or (needs_value and not values_in_step and not keeps_one)
     normalises = isinstance(statistics, RunningStatistics)
 
     def step(carried: tuple[PyTree, ...], keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], dict[str, Any]]:
-        env_state, resets, raw_obs, reset, carry, cut_obs = carried
+        env_state, resets, raw_obs, reset, carry, cut = carried
         action_key, env_keys = keys
         carry, taken, acted = act(agent, env.action_space, params, statistics, carry, raw_obs, reset, action_key)
         out: dict[str, Any] = {"obs": acted.obs, "action": acted.action, "kept": acted.kept}
@@ -125,29 +126,32 @@ def collect(
         final_obs, next_obs = _fold(env, timestep.info["final_obs"]), _fold(env, timestep.obs)
         out["reward"], terminated, truncated = _fold(env, (timestep.reward, timestep.terminated, timestep.truncated))
         out["ending"] = terminated.astype(jnp.uint8) + 2 * truncated.astype(jnp.uint8)
-        if values_in_step and needs_value:
+        if values_in_step and needs_value and not keeps_one:
             out["final_value"] = agent.value(params, carry, observed(statistics, final_obs))
         if keeps_one:
-            cut_obs = jax.tree.map(partial(_where, truncated), final_obs, cut_obs)
+            cut = jax.tree.map(partial(_where, truncated), (final_obs, carry if values_in_step else ()), cut)
         if keeps_all:
             out["final_obs"] = final_obs
         reset = (terminated | truncated) if remembers else reset
-        return (env_state, resets, next_obs, reset, carry, cut_obs), out
+        return (env_state, resets, next_obs, reset, carry, cut), out
 
     num_envs = actor.reset.shape[0] // env.num_agents
     action_key, env_key = jax.random.split(key)
     # Split all keys before the scan: one large kernel instead of T small ones.
     drawn = action_keys(action_key, horizon, env.action_space, noise_steps)
     keys = drawn, jax.random.split(env_key, (horizon, num_envs))
-    start = actor.env_state, actor.resets, actor.obs, actor.reset, actor.carry, actor.obs if keeps_one else ()
-    (env_state, resets, last_obs, _, carry, cut_obs), out = kernels.scan(step, start, keys, scan_unroll())
+    first_cut = (actor.obs, actor.carry if values_in_step else ()) if keeps_one else ()
+    start = actor.env_state, actor.resets, actor.obs, actor.reset, actor.carry, first_cut
+    (env_state, resets, last_obs, _, carry, cut), out = kernels.scan(step, start, keys, scan_unroll())
 
     done = out["ending"] != 0
     final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()
     final_value: Any = out.get("final_value", ())
-    if needs_value and not values_in_step:
+    if keeps_one and values_in_step:
+        final_value = agent.value(params, cut[1], observed(statistics, cut[0]))[None]
+    elif needs_value and not values_in_step:
         final_value = agent.value(
-            params, actor.carry, _one_row(observed(statistics, cut_obs)) if keeps_one else final_obs
+            params, actor.carry, _one_row(observed(statistics, cut[0])) if keeps_one else final_obs
         )
     trajectory = Trajectory(
         obs=out["obs"],

@@ -77,9 +77,8 @@ class Algorithm(ActorCriticAlgorithm):
 
     def samples(self, learner: Learner, rollout: Rollout, coef: Metrics) -> tuple[ppo.Samples, jax.Array]:
         """Return the samples for PPO's gradient steps, and log π_target − log μ, `[T, N]`."""
-        seen = rollout.carry, rollout.obs, rollout.reset
-        _, policy, _ = self.network.unroll(learner.auxiliary.params, *seen)
-        carry, _, values = self.network.unroll(learner.params, *seen)
+        policy = self.policies(learner.auxiliary.params, rollout)
+        carry, values = self.values(learner.params, rollout)
         next_values = self.next_values(learner.params, rollout, carry, values)
         log_prob = policy.log_prob(rollout.action)
         log_ratio = log_prob - rollout.log_prob

@@ -19,7 +19,7 @@ schedules, logs, checkpoints and evaluation then work without further code. A fi
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr import networks, rewards
+from lehr.acting.agent import ActorCriticAgent
 from lehr.algorithms.settings import Settings
 from lehr.maths.distributions import Distribution
 from lehr.maths.optimise import Optimiser, optimiser
@@ -139,14 +140,11 @@ class Algorithm(ABC):
 
 
 @dataclass(frozen=True)
-class ActorCriticAlgorithm(Algorithm):
-    """Base class of algorithms with an actor-critic network: builds the network and acts with it.
+class ActorCriticAlgorithm(ActorCriticAgent, Algorithm):
+    """Base class of algorithms with an actor-critic network: builds the network, and acts with it as its agent does.
 
     The `Config` of a subclass inherits from `OnPolicySettings`, which has an optimiser, or the subclass defines `init`.
     """
-
-    config: Any
-    network: networks.ActorCriticNetwork
 
     @classmethod
     def build(
@@ -156,7 +154,7 @@ class ActorCriticAlgorithm(Algorithm):
         network, params = networks.actor_critic(spaces.observation, spaces.action, network_config, key)
         return cls(config, network), params
 
-    @property
+    @cached_property
     def optimiser(self) -> Optimiser:
         """The optimiser in the settings, without its learning rate."""
         return optimiser(self.config.optimiser, getattr(self.config, "optimiser_options", None))
@@ -165,29 +163,17 @@ class ActorCriticAlgorithm(Algorithm):
         """Return a learner with these parameters and a new state of the optimiser."""
         return Learner(params, self.optimiser.init(params))
 
-    def initial_carry(self, batch_shape: tuple[int, ...]) -> PyTree:
-        """Return the network's initial carry."""
-        return self.network.initial_carry(batch_shape)
+    def policies(self, params: PyTree, rollout: Rollout) -> Distribution:
+        """Return the policy of a rollout's steps with these parameters, `[T, N]`, without a feed-forward critic."""
+        seen = rollout.carry, rollout.obs, rollout.reset
+        return (self.network.unroll if self.network.is_recurrent else self.network.act)(params, *seen)[1]
 
-    def act(
-        self, params: PyTree, carry: PyTree, obs: PyTree, reset: jax.Array, key: Key, greedy: Any = False
-    ) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        """Sample from the policy, or take its mode. The value is stored only if it depends on the carry."""
-        kept: dict[str, Any] = {}
-        policy: Distribution
-        if self.network.critic_is_recurrent:
-            carry, policy, kept["value"] = self.network.step(params, carry, obs, reset)
-        else:
-            carry, policy = self.network.act(params, carry, obs, reset)
-        if greedy is False:
-            kept["action"], kept["log_prob"] = policy.sample_and_log_prob(key)
-        else:
-            kept["action"] = jax.tree.map(partial(jnp.where, greedy), policy.mode(), policy.sample(key))
-        return carry, policy.environment_action(kept["action"]), kept
-
-    def value(self, params: PyTree, carry: PyTree, obs: PyTree) -> jax.Array:
-        """Return the critic's value."""
-        return self.network.value(params, carry, obs)
+    def values(self, params: PyTree, rollout: Rollout) -> tuple[PyTree, jax.Array]:
+        """Return the carry after a rollout, and the values `[T, N]` of its steps, without a feed-forward actor."""
+        if not self.network.is_recurrent:
+            return rollout.carry, self.network.value(params, rollout.carry, rollout.obs)
+        carry, _, values = self.network.unroll(params, rollout.carry, rollout.obs, rollout.reset)
+        return carry, values
 
     def next_values(self, params: PyTree, rollout: Rollout, carry: PyTree, values: jax.Array) -> jax.Array:
         """Return the values of the observations that follow each step, with these parameters, `[T, N]`.

@@ -162,14 +162,8 @@ def _merge(words: Vocabulary, below: Mapping[str, Any], above: Mapping[str, Any]
 def canonical(classes: Sequence[type], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same values by canonical keys; an unknown key is an error that suggests the nearest known one.
 
-    >>> from dataclasses import dataclass
-    >>> from typing import Annotated
-    >>> from lehr.config import Coef
-    >>> from lehr.schedules import Coefficient
-    >>> @dataclass(frozen=True)
-    ... class Config:
-    ...     entropy_coef: Annotated[Coef, Coefficient(("ent_coef",))] = 0.01
-    >>> canonical([Config], {"ent-coef": 0.03, "ent_coef_schedule": "linear"})
+    >>> from lehr.algorithms import ppo
+    >>> canonical([ppo.Config], {"ent-coef": 0.03, "ent_coef_schedule": "linear"})
     {'entropy_coef': 0.03, 'entropy_coef_schedule': 'linear'}
     """
     return _known_only(given, fields_of(classes), _vocabulary(tuple(classes)))

@@ -8,7 +8,7 @@ advantages instead.
 On several devices, a loss or a metric is this device's part: its mean over devices is that of the whole.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,8 @@ from lehr.maths.distributions import Distribution
 from lehr.types import Metrics, Rollout, check_same_shape
 
 
-def validity(rollout: Rollout) -> jax.Array | None:
-    """Return the weights of a rollout's steps: its mask of valid steps, or `None` if all are valid."""
+def validity(rollout: Any) -> jax.Array | None:
+    """Return the weights of a rollout's steps: its mask `valid`, or `None` if it is `()`, which means all of them."""
     return None if isinstance(rollout.valid, tuple) else rollout.valid
 
 
@@ -112,8 +112,10 @@ def clipped_surrogate(
     """
     check_same_shape(log_ratio=log_ratio, advantages=advantages)
     ratio = jnp.exp(log_ratio)
-    clipped = jnp.clip(ratio, 1.0 - clip_range, 1.0 + clip_range)
-    return -weighted_mean(jnp.minimum(ratio * advantages, clipped * advantages), weights)
+    # Inside the range, both terms of the formula are equal: the gradient of their minimum is half of each, but wrong
+    # where a compiler evaluates them twice and rounds differently, which was seen on a CPU.
+    bounded = jnp.where(advantages >= 0, jnp.minimum(ratio, 1.0 + clip_range), jnp.maximum(ratio, 1.0 - clip_range))
+    return -weighted_mean(bounded * advantages, weights)
 
 
 def value_loss(values: jax.Array, returns: jax.Array, weights: Weights = None) -> jax.Array:
