@@ -2,18 +2,19 @@
 
     python bench/mlp.py [--members 2048] [--rows 128] [--hidden 64]
 
-Prints microseconds, the fastest first: acting (4 rows of one network), the forward pass and the backward pass (of an
-actor and a critic) of a population's minibatch, and the kernel that is forward pass, PPO's loss and backward pass. The
-constants in `lehr.kernels.mlp` and `lehr.kernels.mlp_loss` are chosen from this. With `--members 1 --rows 524288`, it
-is one agent with a large minibatch.
+Prints microseconds of the kernel alone, the fastest first, and the largest error relative to the largest entry, against
+products in full precision: acting (4 rows of one network), the forward pass and the backward pass (of an actor and a
+critic) of a population's minibatch, and the kernel that is forward pass, PPO's loss and backward pass. The last line of
+each is with operands in TF32 instead of float16. The constants in `lehr.kernels.mlp` and `lehr.kernels.mlp_loss` are
+chosen from this. With `--members 1 --rows 524288`, it is one agent with a large minibatch.
 """
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gpu_profile
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,7 @@ from lehr import kernels
 from lehr.algorithms import ppo
 from lehr.kernels import mlp, mlp_loss
 from lehr.maths.minibatches import Minibatch
-from lehr.maths.optimise import optimiser
+from lehr.maths.optimise import Packed, optimiser
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
 from lehr.types import NOTHING, Rollout
@@ -42,17 +43,25 @@ def layers(members: int, networks: int, hidden: int) -> list[tuple[jax.Array, ja
     ]
 
 
-def microseconds(function: Callable[..., Any], *arguments: Any) -> float:
+def microseconds(function: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Return the time in kernels of the fused MLP, and the result."""
     compiled = jax.jit(function)
-    jax.block_until_ready(compiled(*arguments))
-    best = float("inf")
-    for _ in range(5):
-        begin = time.perf_counter()
-        for _ in range(20):
-            result = compiled(*arguments)
-        jax.block_until_ready(result)
-        best = min(best, (time.perf_counter() - begin) / 20)
-    return best * 1e6
+    result = jax.block_until_ready(compiled(*arguments))
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            found = compiled(*arguments)
+        jax.block_until_ready(found)
+
+    found, _ = gpu_profile.kernels(run)
+    times = [time for name, (_, time) in found.items() if "mlp" in name]
+    return sum(times) / gpu_profile.UPDATES if times else float("nan"), result
+
+
+def error(found: Any, expected: Any) -> float:
+    """The largest, relative to the largest entry of each array."""
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in pairs)
 
 
 def loss_and_gradient(members: int, rows: int, hidden: int) -> tuple[Callable[[], Callable[..., Any]], tuple[Any, ...]]:
@@ -83,16 +92,29 @@ def loss_and_gradient(members: int, rows: int, hidden: int) -> tuple[Callable[[]
     return make, (vectors, obs, (noise > 0).astype(jnp.int32), 0.1 * noise - 0.7, noise)
 
 
-def tried(names: tuple[str, str], measure: Callable[[], float], module: Any = mlp) -> Iterator[tuple[float, int, int]]:
+def in_full_precision(make: Callable[[], Callable[..., Any]], *arguments: Any) -> Any:
+    """The same without kernels, and with products in full precision."""
+    with jax.default_matmul_precision("highest"), kernels.plain():
+        return jax.jit(make())(*arguments)
+
+
+def tried(
+    names: tuple[str, str], make: Callable[[], Callable[..., Any]], arguments: tuple[Any, ...], module: Any = mlp
+) -> Iterator[tuple[float, str]]:
     """Measure with every choice of the two constants; what does not compile is left out, with its reason."""
+    expected = in_full_precision(make, *arguments)
     before = [getattr(module, name) for name in names]
-    for block, warps in itertools.product(BLOCKS, WARPS):
-        for name, value in zip(names, (block, warps), strict=True):
+    choices = [(True, *choice) for choice in itertools.product(BLOCKS, WARPS)] + [(False, *before)]
+    for mlp.HALF, *values in choices:
+        for name, value in zip(names, values, strict=True):
             setattr(module, name, value)
+        text = f"{values[0]} rows, {values[1]} warps{'' if mlp.HALF else ', TF32'}"
         try:
-            yield measure(), block, warps
-        except Exception as error:
-            print(f"{block} rows, {warps} warps: {type(error).__name__}: {str(error).splitlines()[0][:80]}")
+            time, found = microseconds(make(), *arguments)
+            yield time, f"{text}, error {error(found, expected):.1e}"
+        except Exception as failure:
+            print(f"{text}: {type(failure).__name__}: {str(failure).splitlines()[0][:80]}")
+    mlp.HALF = True
     for name, value in zip(names, before, strict=True):
         setattr(module, name, value)
 
@@ -111,33 +133,60 @@ def main() -> None:
 
         def call(x: jax.Array, given: Any) -> jax.Array:
             with kernels.together(members):
-                return jax.vmap(lambda x, given: mlp.fused_mlp(x, given, "tanh"))(x, given)
+                return jax.vmap(evaluated)(x, given)
 
         return call
+
+    def evaluated(x: jax.Array, given: Any) -> jax.Array:
+        *hidden, (kernels_, biases) = given
+        heads = dict(enumerate(zip(kernels_, biases, strict=True)))
+        found = kernels.evaluate_mlps(x, hidden, heads, "tanh")
+        if found is None:
+            return jnp.stack([plain(x, [(kernel[one], bias[one]) for kernel, bias in given]) for one in heads])
+        return jnp.stack(found)
+
+    def plain(x: jax.Array, given: Any) -> jax.Array:
+        for number, (kernel, bias) in enumerate(given):
+            x = (jnp.tanh(x) if number else x) @ kernel + bias
+        return x
 
     def backward() -> Callable[..., Any]:
         call = forward()
         return lambda x, given, gradient: jax.vjp(lambda given: call(x, given), given)[1](gradient)
 
+    def loss() -> Callable[..., Any]:
+        call = make()
+
+        def vectors(*given: jax.Array) -> jax.Array:
+            gradients = call(*given)[1]
+            if isinstance(gradients, Packed):
+                return gradients.gradients
+            return jax.vmap(lambda gradients: optimiser("adam").pack(gradients)[0])(gradients)
+
+        return vectors
+
     one, both = (layers(members, networks, arguments.hidden) for networks in (1, 2))
-    few, many = jnp.ones((members, 4, 4)), jnp.ones((members, rows, 4))
-    gradient = jnp.ones((members, 2, rows, 2))
-    cases = {
-        "acting": (("MEMBER_BLOCK_ROWS", "MEMBER_FEW_NUM_WARPS"), lambda: microseconds(forward(), few, one)),
-        "forward": (("MEMBER_BLOCK_ROWS", "MEMBER_NUM_WARPS"), lambda: microseconds(forward(), many, both)),
-        "backward": (
-            ("MEMBER_BACKWARD_BLOCK_ROWS", "MEMBER_BACKWARD_NUM_WARPS"),
-            lambda: microseconds(backward(), many, both, gradient),
-        ),
-    }
-    for name, (constants, measure) in cases.items():
-        for found, block, warps in sorted(tried(constants, measure)):
-            print(f"{name}: {found:.1f} with {block} rows, {warps} warps", flush=True)
+    rng = np.random.default_rng(1)
+    few, many = (jnp.asarray(rng.normal(size=(members, count, 4)), jnp.float32) for count in (4, rows))
+    gradient = jnp.asarray(rng.normal(size=(members, 2, rows, 2)) / rows, jnp.float32)
     make, given = loss_and_gradient(members, rows, arguments.hidden)
     mlp_loss.LEAST_MEMBERS, mlp_loss.MOST_ROWS = 2, rows
-    names = ("MEMBER_BLOCK_ROWS", "MEMBER_NUM_WARPS") if members > 1 else ("BLOCK_ROWS", "NUM_WARPS")
-    for found, block, warps in sorted(tried(names, lambda: microseconds(make(), *given), mlp_loss)):
-        print(f"loss and gradient: {found:.1f} with {block} rows, {warps} warps", flush=True)
+    prefix = "MEMBER_" if members > 1 else ""
+    cases = {
+        "forward": ((f"{prefix}BLOCK_ROWS", f"{prefix}NUM_WARPS"), forward, (many, both), mlp),
+        "backward": (
+            (f"{prefix}BACKWARD_BLOCK_ROWS", f"{prefix}BACKWARD_NUM_WARPS"),
+            backward,
+            (many, both, gradient),
+            mlp,
+        ),
+        "loss and gradient": ((f"{prefix}BLOCK_ROWS", f"{prefix}NUM_WARPS"), loss, given, mlp_loss),
+    }
+    if members > 1:
+        cases["acting"] = (("MEMBER_BLOCK_ROWS", "MEMBER_FEW_NUM_WARPS"), forward, (few, one), mlp)
+    for name, case in cases.items():
+        for found, text in sorted(tried(*case)):
+            print(f"{name}: {found:.1f} with {text}", flush=True)
 
 
 if __name__ == "__main__":

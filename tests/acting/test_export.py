@@ -232,7 +232,7 @@ def double(x):
     ("settings", "sentence"),
     [
         ({"activation": double}, "The activation double is not built in, and only tanh, relu,"),
-        ({"dtype": "bfloat16"}, "computes in bfloat16, and only float32 can be exported"),
+        ({"precision": "bfloat16"}, "computes in bfloat16, and only float32 can be exported"),
     ],
 )
 def test_what_only_jax_can_run_is_refused(settings, sentence, monkeypatch, tmp_path):

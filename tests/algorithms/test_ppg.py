@@ -345,7 +345,7 @@ def test_in_a_shared_torso_the_value_head_is_the_auxiliary_one():
     [
         ("Pendulum-v1", {"distribution": "tanh_normal", "state_dependent_std": True, "optimiser": "muon"}),
         ("CartPole-v1", {"shared": True, "torso": "gru", "normalise_observations": True}),
-        ("CartPole-v1", {"torso": "mingru", "critic_torso": "mlp", "dtype": "bfloat16", "max_grad_norm": None}),
+        ("CartPole-v1", {"torso": "mingru", "critic_torso": "mlp", "precision": "bfloat16", "max_grad_norm": None}),
     ],
     ids=["squashed", "shared memory", "a memory for the actor"],
 )

@@ -311,7 +311,7 @@ def test_a_preset_is_what_it_says_and_gives_way_to_what_is_given(preset):
         pytest.param(
             {"preset": "puffer", "torso": "mingru", "replacement": True, "accumulate": 2}, marks=pytest.mark.slow
         ),
-        {"dtype": "bfloat16", "optimiser": "rmsprop"},
+        {"precision": "bfloat16", "optimiser": "rmsprop"},
         pytest.param(
             {"distribution": "tanh_normal", "state_dependent_std": True, "shared": True}, marks=pytest.mark.slow
         ),

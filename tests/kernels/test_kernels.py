@@ -47,7 +47,22 @@ def chosen(x=X, layers=LAYERS, heads=HEADS, activation="tanh"):
     [
         (None, set()),
         ("", set()),
-        ("off", {"drawn_ahead", "mlp", "mlp_cpu", "mlp_loss", "row_loop", "written_out"}),
+        (
+            "off",
+            {
+                "drawn_ahead",
+                "gated_scan",
+                "mlp",
+                "mlp_cpu",
+                "mlp_loss",
+                "mlp_tangent",
+                "row_loop",
+                "row_step",
+                "steps_ahead",
+                "wide_mlp",
+                "written_out",
+            },
+        ),
         ("no-mlp", {"mlp"}),
         (" no-written_out , no-mlp,", {"mlp", "written_out"}),
     ],
@@ -64,7 +79,7 @@ def test_the_variable_turns_off_what_it_names(monkeypatch, able, text, off):
     ("text", "message"),
     [
         ("no-mpl", r"LEHR_KERNELS is 'no-mpl', but 'no-mpl' is unknown; did you mean 'no-mlp'\?"),
-        ("no-mlp,none", "but 'none' is unknown; known: off, no-drawn_ahead, no-mlp, no-mlp_cpu, no-mlp_loss"),
+        ("no-mlp,none", "but 'none' is unknown; known: off, no-drawn_ahead, no-gated_scan, no-mlp, no-mlp_cpu"),
         ("ON", "but 'ON' is unknown"),
     ],
 )

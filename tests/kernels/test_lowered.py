@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lehr.kernels import lowered, mlp
 from lehr.kernels.mlp_programs import Plan
 
-PLAN = Plan(64, 0, 4, (8, 8), (2, 1), "tanh", None, 64, 4, 64, 4, 1, False)
+PLAN = Plan(64, 0, 4, (8, 8), (2, 1), "tanh", None, True, 64, 4, 64, 4, 1, 1, False)
 
 
 @pytest.fixture
@@ -75,3 +76,25 @@ def test_a_process_tries_a_kernel_once_even_without_a_cache(folder):
     for _ in range(2):
         lowered.check("loop", lambda x: tried.append(1) or x + 1, jnp.zeros(1))
     assert tried == [1]
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(2.0, True), (2.01, True), (2.2, False), (float("nan"), False)])
+def test_a_kernel_is_compared_with_plain_jax_where_it_runs_also_while_something_is_traced(
+    folder, monkeypatch, factor, passes
+):
+    monkeypatch.setattr(lowered, "LOWERED_FOR", "cpu")
+    monkeypatch.setattr(lowered, "RUN_ON", "cpu")
+    numbers = [np.arange(4, dtype=np.float32), {"other": np.ones((2, 3), np.float32)}]
+
+    def traced(x):
+        lowered.check("doubles", lambda given: jax.tree.map(lambda x: factor * x, given), numbers, plain=doubled)
+        return x
+
+    def doubled(given):
+        return jax.tree.map(lambda x: 2.0 * x, given)
+
+    if passes:
+        jax.jit(traced)(1.0)
+    else:
+        with pytest.raises(ValueError, match="differ from plain JAX's by"):
+            jax.jit(traced)(1.0)

@@ -10,6 +10,7 @@ import pytest
 from lehr import kernels
 from lehr.algorithms import ppo, trpo
 from lehr.kernels import mlp as fused
+from lehr.kernels import mlp_blocks
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.networks.torsos import ACTIVATIONS
 from lehr.spaces import Box, Discrete
@@ -23,7 +24,9 @@ def _interpreted(monkeypatch):
     monkeypatch.setattr(fused, "BLOCK_ROWS", 32)
     monkeypatch.setattr(fused, "BACKWARD_BLOCK_ROWS", 16)
     monkeypatch.setattr(fused, "PROGRAMS", 4)
+    monkeypatch.setattr(fused, "FORWARD_PROGRAMS", 4)
     monkeypatch.setattr(fused, "MIN_ROWS", 1)
+    monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float32)  # what is scaled for float16, but not rounded
 
 
 def make(sizes, *lead, seed=0):
@@ -74,6 +77,8 @@ def outputs_and_gradients(function, x, layers, wants_dx=True):
     ("count", "sizes", "activation"),
     [
         (77, (1, 64, 32, 1), "tanh"),
+        (150, (16, 64, 32, 1), "tanh"),
+        (33, (64, 16, 16, 16, 2), "tanh"),
         (33, (20, 128, 128, 6), "relu"),
         (1, (17, 48, 3), "gelu"),
     ],
@@ -83,6 +88,57 @@ def test_outputs_and_gradients_equal_plain_jax(count, sizes, activation):
     found = outputs_and_gradients(lambda x, layers: fused.fused_mlp(x, layers, activation), x, layers)
     expected = outputs_and_gradients(lambda x, layers: plain(x, layers, activation), x, layers)
     assert_close(found, expected)
+
+
+def test_full_precision_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float16)  # not used
+    x, layers = rows(40, 4), make((4, 16, 16, 2))
+    expected = outputs_and_gradients(lambda x, layers: plain(x, layers, "tanh"), x, layers)
+
+    def evaluate(x, layers):
+        return fused.fused_mlp(x, layers, "tanh", precision="highest")
+
+    assert_close(outputs_and_gradients(evaluate, x, layers), expected)
+    with jax.default_matmul_precision("highest"):
+        found = outputs_and_gradients(lambda x, layers: fused.fused_mlp(x, layers, "tanh"), x, layers)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "head", "gradient"),
+    [(1.0, 1.0, 1.0), (1e6, 1e6, 1e10), (1e-6, 1e-6, 1e-10)],
+    ids=["usual", "large", "small"],
+)
+def test_operands_in_float16_are_within_its_range(monkeypatch, inputs, head, gradient):
+    monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float16)
+    x, layers = inputs * rows(200, 5), make((5, 64, 64, 3))
+    layers[0] = (layers[0][0] / inputs, layers[0][1])
+    layers[-1] = (layers[-1][0] * head, layers[-1][1] * head)
+    growing = jnp.linspace(0.01, 1.0, 200)[:, None] * gradient  # later blocks have larger derivatives
+
+    def evaluated(function):
+        outputs, pull = jax.vjp(function, x, layers)
+        return outputs, pull(growing * rows(*outputs.shape, seed=2))
+
+    found = evaluated(lambda x, layers: fused.fused_mlp(x, layers, "tanh"))
+    expected = evaluated(lambda x, layers: plain(x, layers, "tanh"))
+    worst = [
+        float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
+        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True)
+    ]
+    assert max(worst) < 2e-3
+    assert min(worst[0], max(worst)) > 1e-5  # it is rounded
+
+
+def test_what_is_not_finite_stays_so(monkeypatch):
+    monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float16)
+    x, layers = rows(40, 4), make((4, 16, 16, 2))
+    for value in (np.nan, np.inf):
+        _, pull = jax.vjp(lambda layers: fused.fused_mlp(x, layers, "tanh"), layers)
+        (found,) = pull(jnp.ones((40, 2)).at[3, 0].set(value))
+        assert all(not np.all(np.isfinite(kernel)) for kernel, _ in found)
+        broken = fused.fused_mlp(x.at[3, 0].set(value * 0), layers, "tanh")
+        assert not np.any(np.isfinite(broken[3]))
 
 
 def test_two_networks_are_evaluated_together_and_a_population_is_a_vmap():
@@ -205,7 +261,7 @@ def test_an_actor_critic_gives_the_same(monkeypatch, calls, action_space, change
     ("changes", "rows_needed"),
     [
         ({"layer_norm": True}, 1),
-        ({"dtype": "bfloat16"}, 1),
+        ({"precision": "bfloat16"}, 1),
         ({"hidden_sizes": (16,)}, 1),
         ({"hidden_sizes": (256, 256)}, 1),
         ({"shared": True}, 1),

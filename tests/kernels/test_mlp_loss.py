@@ -10,7 +10,7 @@ import pytest
 
 from lehr import kernels
 from lehr.algorithms import ppo
-from lehr.kernels import lowered, mlp, mlp_loss
+from lehr.kernels import lowered, mlp, mlp_blocks, mlp_loss
 from lehr.kernels.row_loss import RowLoss
 from lehr.kernels.row_program import Unsupported
 from lehr.maths.minibatches import Minibatch
@@ -28,6 +28,7 @@ def _interpreted(monkeypatch):
     monkeypatch.setattr(mlp, "INTERPRET", True)
     monkeypatch.setattr(mlp, "PROGRAMS", 4)
     monkeypatch.setattr(mlp, "MIN_ROWS", 1)
+    monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float32)  # what is scaled for float16, but not rounded
     monkeypatch.setattr(mlp_loss, "BLOCK_ROWS", 16)
     monkeypatch.setattr(mlp_loss, "LEAST_MEMBERS", 3)
     monkeypatch.setattr(kernels, "_warned", set())
@@ -158,6 +159,18 @@ def test_sizes_for_which_it_is_not_known_to_be_faster_stay_plain(monkeypatch, la
     with kernels.together(members):
         jax.eval_shape(differentiated, packed)
     assert launches == []
+
+
+@pytest.mark.parametrize("space", [Discrete(2), Box(-1, 1, (2,))], ids=["discrete", "continuous"])
+def test_a_program_for_cuda_that_runs_elsewhere_gives_the_same(monkeypatch, space):
+    differentiated, packed = problem(space)
+    monkeypatch.setattr(mlp, "INTERPRET", False)
+    for name in ("mlp", "mlp_loss"):
+        able = replace(kernels.KERNELS[name], is_able=lambda: True)
+        monkeypatch.setitem(kernels.KERNELS, name, able)
+    found = jax.jit(differentiated)(packed)
+    monkeypatch.setenv("LEHR_KERNELS", "off")
+    assert_close(found, jax.jit(lambda packed: differentiated(packed))(packed))
 
 
 def test_it_lowers_for_cuda_and_what_jax_refuses_is_replaced_with_one_warning(monkeypatch, caplog):

@@ -10,7 +10,7 @@ import pytest
 from lehr import kernels
 from lehr.algorithms import ppo
 from lehr.kernels import row_loop
-from lehr.kernels.row_program import Unsupported
+from lehr.kernels.row_program import Program, Unsupported
 from lehr.networks import NetworkConfig
 from lehr.training.iteration import next_rollout
 from lehr.training.program import assemble
@@ -69,17 +69,42 @@ def layers(carry, row):
     return (0.9 * x + 0.1 * jnp.tanh(small @ jnp.eye(4) + row),), (small, hidden.max(axis=1), hidden.sum(axis=1))
 
 
+WIDE = [jax.random.normal(jax.random.key(seed), (4, 192)) * 0.3 for seed in (4, 5)]
+WIDER = [jax.random.normal(jax.random.key(seed), (192, 320)) * 0.1 for seed in (6, 7)]
+
+
+def wide_layers(carry, row):
+    """Layers of several tiles, the last of which are narrower, and more weights than are kept on chip."""
+    (x,) = carry
+    hidden = jnp.tanh(jnp.tanh(x @ WIDE[0] + jnp.arange(192)[None] / 192.0) @ WIDER[0] + 0.1)
+    small = jnp.tanh(hidden @ WIDER[1].T) @ WIDE[1].T
+    return (0.9 * x + 0.1 * jnp.tanh(small + row),), (small, hidden.max(axis=1), hidden.sum(axis=1), hidden[:, :128])
+
+
+def memory(carry, row):
+    """A gated state of 128 columns, reset in some rows; parts of a layer, and a wide output."""
+    x, state, reset = carry
+    gate, candidate = jnp.split(jnp.tanh(x @ WIDE[0][:, :64]) @ WIDER[0][:64, :256], 2, axis=1)
+    state = jnp.where(reset[:, None], 0.0, state)
+    state = state + jax.nn.sigmoid(gate) * (candidate - state)
+    both = jnp.concatenate([state, candidate], axis=1)
+    x = jnp.tanh(x + 0.1 * (both @ WIDER[1][0, :256].reshape(256, 1)) + row)
+    return (x, state, x[:, 0] > 0.5), (state, x[:, 1], both.min(axis=1))
+
+
 def start_of(body):
     x = jax.random.normal(jax.random.key(0), (ROWS, 4))
-    return (x,) if body is layers else (x, jnp.arange(ROWS, dtype=jnp.int32), jnp.arange(ROWS) % 2 == 0)
+    if body is memory:
+        return x, jax.random.normal(jax.random.key(8), (ROWS, 128)), jnp.arange(ROWS) % 2 == 0
+    return (x, jnp.arange(ROWS, dtype=jnp.int32), jnp.arange(ROWS) % 2 == 0) if body is elementwise else (x,)
 
 
 def rows_of(body):
     shifts = jnp.linspace(-0.5, 0.5, STEPS)
-    return shifts if body is layers else (jax.random.split(jax.random.key(3), STEPS), shifts)
+    return shifts if body is not elementwise else (jax.random.split(jax.random.key(3), STEPS), shifts)
 
 
-@pytest.mark.parametrize("body", [elementwise, layers])
+@pytest.mark.parametrize("body", [elementwise, layers, wide_layers, memory])
 def test_equals_scan(interpreted, body):
     start, rows = start_of(body), rows_of(body)
     found = kernels.scan(body, start, rows)
@@ -129,7 +154,7 @@ def test_other_bodies_are_left_to_scan(interpreted, caplog, body, reason):
     [
         ((jnp.zeros((ROWS, 4)), jnp.zeros(())), STEPS),
         ((jnp.zeros((ROWS, 4)), jnp.zeros((ROWS + 1, 4))), STEPS),
-        (jnp.zeros((ROWS, 40)), STEPS),
+        (jnp.zeros((ROWS, 528)), STEPS),
         (tuple(jnp.zeros((ROWS, 30)) for _ in range(3)), STEPS),
         (jnp.zeros((ROWS, 4)), 2),
     ],
@@ -151,15 +176,22 @@ def test_a_kernel_that_jax_refuses_is_replaced_with_one_warning(interpreted, mon
     assert "The kernel row_loop does not work here (ValueError: no such instruction)" in caplog.text
 
 
-def rollout_of(env, **settings):
+def rollout_of(env, network=None, **settings):
     config = ppo.Config(num_envs=ROWS, horizon=STEPS, minibatches=1, **settings)
-    program, state = assemble("ppo", env, config, NetworkConfig(), 10**6)
+    program, state = assemble("ppo", env, config, NetworkConfig(**(network or {})), 10**6)
     return lambda: next_rollout(program, state).rollout
 
 
 @pytest.mark.parametrize(
     ("env", "settings"),
-    [("CartPole-v1", {}), ("Pendulum-v1", {"normalise_observations": True})],
+    [
+        ("CartPole-v1", {}),
+        ("Pendulum-v1", {"normalise_observations": True}),
+        ("Pendulum-v1", {"network": {"hidden_sizes": (256, 256)}}),
+        ("Pendulum-v1", {"network": {"torso": "mingru", "recurrent_size": 128, "shared": True}}),
+        ("Pendulum-v1", {"network": {"torso": "gru", "recurrent_size": 128}}),
+        ("Pendulum-v1", {"network": {"torso": "lstm", "recurrent_size": 128, "shared": True}}),
+    ],
 )
 def test_a_rollout_equals_the_plain_one(interpreted, monkeypatch, env, settings):
     collect = rollout_of(env, **settings)
@@ -209,7 +241,9 @@ def test_ties_and_numbers_that_are_none(interpreted):
     assert_close(found, jax.lax.scan(body, start, jnp.linspace(-1.0, 1.0, STEPS)), tolerance=0)
 
 
-@pytest.mark.parametrize(("sizes", "reason"), [((4, 48), "48"), ((64, 512), r"\(64, 512\)")])
+@pytest.mark.parametrize(
+    ("sizes", "reason"), [((4, 40), "a layer of 40"), ((512, 528), r"\(512, 528\)"), ((64, 36), "a layer of 36")]
+)
 def test_layers_that_do_not_fit_are_left_to_scan(interpreted, sizes, reason):
     into, weights = jnp.ones((4, sizes[0])), jnp.ones(sizes)
 
@@ -219,3 +253,60 @@ def test_layers_that_do_not_fit_are_left_to_scan(interpreted, sizes, reason):
 
     with pytest.raises(Unsupported, match=reason):
         row_loop.scan(body, jnp.ones((ROWS, 4)), jnp.ones(STEPS), dict)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [(lambda x: x[:, 16:208], "columns 16 to 208"), (lambda x: x[:, ::2], "with strides"), (jnp.argmax, "argmax")],
+)
+def test_parts_of_wide_arrays_that_are_not_tiles_are_left_to_scan(interpreted, columns, reason):
+    columns = columns if columns is not jnp.argmax else lambda x: jnp.argmax(x, axis=1, keepdims=True)
+
+    def body(x, row):
+        return x + columns(x @ jnp.ones((4, 320))).sum(1, keepdims=True), row
+
+    with pytest.raises(Unsupported, match=reason):
+        row_loop.scan(body, jnp.ones((ROWS, 4)), jnp.ones(STEPS), dict)
+
+
+def test_only_some_of_many_weights_are_kept_on_chip(interpreted):
+    start, rows = start_of(wide_layers), rows_of(wide_layers)
+    kernels.scan(wide_layers, start, rows)
+    kept = [request for request in interpreted[0].requests if request.is_tile]
+    assert interpreted[0].is_large
+    assert 0 < sum(request.size for request in kept) <= row_loop.MOST_KEPT[0] < 192 * 320
+
+
+def test_fewer_weights_are_kept_until_the_kernel_fits_on_chip(monkeypatch):
+    """As a compiler says that has memory for the activations and one tile of 128 × 128."""
+    start, rows = start_of(wide_layers), rows_of(wide_layers)
+    row = jax.eval_shape(lambda rows: rows[0], rows)
+    loop = row_loop._Loop(Program.of(wide_layers, start, row)[0], ROWS, STEPS)
+    tried = []
+
+    def lower(arrays):
+        tried.append(sum(request.size for request in loop.requests))
+        if tried[-1] > 128 * 128:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded")
+
+    monkeypatch.setattr(loop, "_lower", lower)
+    loop.check([])
+    assert len(tried) == 2
+    assert 128 * 128 < tried[0] <= row_loop.MOST_KEPT[0]
+    assert tried[1] == 128 * 128
+
+
+def test_a_kernel_that_needs_too_much_memory_is_left_to_scan(monkeypatch, caplog):
+    """The compiler says so only when it compiles a kernel, here for a GPU that is not there."""
+
+    def exhausted(*arguments, compiles):
+        assert compiles
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Shared memory size limit exceeded")
+
+    monkeypatch.setattr(row_loop.lowered, "check", exhausted)
+    monkeypatch.setitem(kernels.KERNELS, "row_loop", kernels.Kernel(lambda: True, row_loop.fits, can_be_split=False))
+    start, rows = start_of(wide_layers), rows_of(wide_layers)
+    with caplog.at_level(logging.DEBUG, "lehr"):
+        found = kernels.scan(wide_layers, start, rows)
+    assert "row_loop does not fit here: more memory than there is on chip" in caplog.text
+    assert_close(found, jax.lax.scan(wide_layers, start, rows), tolerance=0)

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from lehr.errors import InputError
+from lehr.maths import minibatches as module
 from lehr.maths.minibatches import (
     MOST_PACKED,
     MinibatchSource,
@@ -63,6 +64,30 @@ def test_flat_minibatches_hold_every_step_once():
     pairs = batches["pair"].reshape(-1, 2).tolist()
     assert sorted(pairs) == [[t, i] for t in range(4) for i in range(6)]
     assert pairs != sorted(pairs)
+
+
+@pytest.mark.parametrize("kind", ["flat", "segments"])
+def test_minibatches_that_are_gathered_ahead_are_the_same(kind):
+    data = rollout() | {
+        "image": jnp.arange(24, dtype=jnp.uint8).reshape(4, 6),
+        "flag": jnp.arange(24).reshape(4, 6) % 3 > 0,
+    }
+
+    def doubled(data):
+        return data | {"pair": 2 * data["pair"], "sum": jnp.sum(data["time"]) + jnp.zeros_like(data["time"])}
+
+    def taken(ahead):
+        given = data, jnp.arange(6), 2, 3, jax.random.key(0), False, doubled, ahead
+        source = MinibatchSource(kind, *given)
+        drawn, _ = source.draws()
+        steps = [jax.tree.map(lambda leaf, step=step: leaf[step], drawn) for step in range(6)]
+        return [source.take(one, ()) for one in steps]
+
+    for found, expected in zip(taken(True), taken(False), strict=True):
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
 
 
 def test_segments_stay_whole_and_in_order():
@@ -251,3 +276,15 @@ def test_more_segments_than_there_are_need_replacement():
     with pytest.raises(InputError, match="Cannot draw 6 of 5 segments without replacement; draw fewer"):
         draw(size=6, count=1)
     assert draw(size=6, count=1, replace=True)[0].shape == (1, 6)
+
+
+def test_long_orders_that_a_gpu_sorts_one_by_one_are_the_same(monkeypatch):
+    key, expected = jax.random.key(3), module.shuffled_epochs(jax.random.key(3), 40, 4, 3)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(module, "LEAST_ALONE", 40)
+    text = str(jax.make_jaxpr(lambda key: module.shuffled_epochs(key, 40, 4, 3))(key))
+    assert text.count(" sort[") == 3
+    np.testing.assert_array_equal(module.shuffled_epochs(key, 40, 4, 3), expected)
+    monkeypatch.setattr(module, "MOST_ALONE", 2)
+    text = str(jax.make_jaxpr(lambda key: module.shuffled_epochs(key, 40, 4, 3))(key))
+    assert text.count(" sort[") == 1

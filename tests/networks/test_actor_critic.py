@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lehr.errors import InputError
+from lehr.kernels import mlp, mlp_blocks
 from lehr.maths.distributions import Categorical, MultiCategorical, Normal, TanhNormal
 from lehr.networks import ActorCriticLike, NetworkConfig, actor_critic
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -161,8 +162,55 @@ def test_features_and_both_heads_are_what_unroll_gives(config):
     np.testing.assert_allclose(value, values[..., 0], rtol=1e-4, atol=1e-5)
 
 
+@EVERY_ARCHITECTURE
+def test_a_critic_alone_gives_the_same_values_without_the_actors_parameters(config):
+    network, params = make(config)
+    if network.is_shared or network.critic_is_recurrent:
+        pytest.skip("not split, or not valued without the actor's carry")
+    critic = network.split(params)[1]
+    obs, carry = observations(VECTOR, STEPS, ENVS), network.initial_carry((ENVS,))
+    alone = network.critic_alone(critic)
+    for leaf, same in zip(jax.tree.leaves(alone), jax.tree.leaves(critic), strict=True):
+        np.testing.assert_array_equal(leaf.ravel(), same.ravel())
+    expected = jax.jit(network.value)(params, carry, obs)
+    assert_close(jax.jit(network.value)(alone, carry, obs), expected)
+
+
+@EVERY_ARCHITECTURE
+def test_another_head_is_a_product_with_the_actors_features(config):
+    network, params = make(config)
+    obs, reset = observations(VECTOR, STEPS, ENVS), jax.random.bernoulli(jax.random.key(1), 0.3, (STEPS, ENVS))
+    start = network.initial_carry((ENVS,))
+    kernel = np.random.default_rng(0).normal(size=network.feature_sizes[0]).astype(np.float32)
+    head = {"kernel": jnp.asarray(kernel), "bias": jnp.float32(0.5)}
+    *found, other = jax.jit(network.unroll_with)(params, head, start, obs, reset)
+    assert_close(tuple(found), jax.jit(network.unroll)(params, start, obs, reset))
+    features = np.asarray(jax.jit(network.features)(params, start, obs, reset)[1])
+    np.testing.assert_allclose(other, features @ kernel + 0.5, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", ["mlp", "mlp_cpu", "none"])
+def test_another_head_sees_the_mask_which_is_part_of_the_features(monkeypatch, kernel):
+    monkeypatch.setattr(mlp, "MIN_ROWS", 1)
+    monkeypatch.setattr(mlp, "INTERPRET", kernel == "mlp")
+    monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float32)  # what is scaled for float16, but not rounded
+    if kernel == "none":
+        monkeypatch.setenv("LEHR_KERNELS", "off")
+    space = Dict({"vector": VECTOR, "action_mask": Box(0, 1, (2,), np.int8)})
+    network, params = make(NetworkConfig(hidden_sizes=(8, 8)), space)
+    obs = {"vector": observations(VECTOR, STEPS, ENVS), "action_mask": jnp.int8(np.arange(STEPS * ENVS * 2) % 3 > 0)}
+    obs["action_mask"] = obs["action_mask"].reshape(STEPS, ENVS, 2)
+    weights = np.random.default_rng(0).normal(size=network.feature_sizes[0]).astype(np.float32)
+    head = {"kernel": jnp.asarray(weights), "bias": jnp.float32(0.5)}
+    *found, other = jax.jit(network.unroll_with)(params, head, network.initial_carry((ENVS,)), obs, None)
+    assert_close(tuple(found), jax.jit(network.unroll)(params, network.initial_carry((ENVS,)), obs, None))
+    features = np.asarray(jax.jit(network.features)(params, network.initial_carry((ENVS,)), obs, None)[1])
+    np.testing.assert_allclose(features[..., -2:], obs["action_mask"])
+    np.testing.assert_allclose(other, features @ weights + 0.5, rtol=1e-4, atol=1e-5)
+
+
 def test_features_take_any_leading_axes_and_are_float32():
-    network, params = make(NetworkConfig(**SMALL, dtype="bfloat16"))
+    network, params = make(NetworkConfig(**SMALL, precision="bfloat16"))
     obs = observations(VECTOR, 2, 3, 4)
     for features in jax.jit(network.features)(params, network.initial_carry(()), obs, None)[1:]:
         assert features.shape == (2, 3, 4, 8)
@@ -356,7 +404,7 @@ def test_state_dependent_std_depends_on_the_state_and_is_bounded():
 def test_bfloat16_keeps_parameters_and_outputs_in_float32(torso):
     results = []
     for dtype in ("float32", "bfloat16"):
-        network, params = make(NetworkConfig(**SMALL, torso=torso, dtype=dtype))
+        network, params = make(NetworkConfig(**SMALL, torso=torso, precision=dtype))
         obs, reset = observations(VECTOR, STEPS, ENVS), jnp.zeros((STEPS, ENVS), bool)
         result = jax.jit(network.unroll)(params, network.initial_carry((ENVS,)), obs, reset)
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((params, result)))
@@ -393,7 +441,7 @@ def test_new_parameters_do_not_trace_again(count_traces):
     [
         ({"torso": "lstmm"}, r"torso is 'lstmm'; did you mean 'lstm'\?"),
         ({"activation": "swish"}, "activation is 'swish'; known: auto, tanh"),
-        ({"dtype": "float16"}, "dtype is 'float16'"),
+        ({"precision": "float16"}, "precision is 'float16'"),
         ({"hidden_sizes": (64, 0)}, "at least 1"),
         ({"critic_hidden_sizes": (-1,)}, r"critic_hidden_sizes is \(-1,\)"),
         ({"shared": True, "critic_torso": "mlp"}, "shared is True, but critic_torso"),

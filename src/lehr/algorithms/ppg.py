@@ -22,7 +22,7 @@ from lehr.errors import InputError
 from lehr.maths import across, minibatches
 from lehr.maths.advantages import advantages_of
 from lehr.maths.distributions import Distribution
-from lehr.maths.losses import value_loss, weighted_mean
+from lehr.maths.losses import validity, value_loss, weighted_mean
 from lehr.networks import ActorCriticNetwork
 from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
@@ -60,8 +60,8 @@ class Kept(NamedTuple):
     obs: PyTree
     target: jax.Array
     """float32: value targets."""
-    valid: jax.Array
-    """bool: the agent really took this step."""
+    valid: Any
+    """bool: the agent really took this step; in an auxiliary phase `()` if all are."""
     reset: Any
     """bool, or `()` if the network is not recurrent."""
     carry: PyTree
@@ -140,10 +140,8 @@ class Algorithm(ActorCriticAlgorithm):
         params, old = learner.params, learner.auxiliary
         kept, filled = self._remember(learner.memory, old.filled, rollout, target), old.filled + 1
         is_due = filled == self.config.policy_updates
-        # Without the barrier, populations on a CPU, compiled without XLA's fusion emitters as in our tests, reported a
-        # wrong norm of the policy phase's gradient.
-        params, old, kept, coef = jax.lax.optimization_barrier((params, old, kept, coef))
-        params, head, optimiser, newest = self._phase_if(is_due, params, old, kept, coef, auxiliary_key)
+        used = kept if validity(rollout) is not None else kept._replace(valid=())
+        params, head, optimiser, newest = self._phase_if(is_due, params, old, used, coef, auxiliary_key)
         auxiliary = Auxiliary(head, optimiser, jnp.where(is_due, 0, filled), newest)
         return Learner(params, learner.optimiser, auxiliary, kept), metrics | newest
 
@@ -176,7 +174,7 @@ class Algorithm(ActorCriticAlgorithm):
 
     def _remember(self, kept: Kept, place: jax.Array, rollout: Rollout, target: jax.Array) -> Kept:
         """Return the stored rollouts with this one at index `place`."""
-        valid = jnp.ones(target.shape, bool) if isinstance(rollout.valid, tuple) else rollout.valid
+        valid = jnp.ones(target.shape, bool) if validity(rollout) is None else rollout.valid
         reset = rollout.reset if self.network.is_recurrent else ()
         newest = Kept(rollout.obs, target, valid, reset, rollout.carry)
         return jax.tree.map(lambda x, new: x.at[place].set(new), kept, newest)
@@ -213,11 +211,11 @@ class Algorithm(ActorCriticAlgorithm):
         (packed, state), losses = jax.lax.scan(gradient_step, (packed, auxiliary.optimiser), orders)
         params, head = unpack(packed)
         # --- metrics: evaluate policy and values once more
-        new_policy, new_values = self._outputs(params, kept)
+        (new_policy, new_values), valid = self._outputs(params, kept), validity(kept)
         metrics = {
-            "auxiliary/kl": weighted_mean(policy.kl(new_policy), kept.valid),
-            "auxiliary/value_error_before": value_loss(values, kept.target, kept.valid),
-            "auxiliary/value_error": value_loss(new_values, kept.target, kept.valid),
+            "auxiliary/kl": weighted_mean(policy.kl(new_policy), valid),
+            "auxiliary/value_error_before": value_loss(values, kept.target, valid),
+            "auxiliary/value_error": value_loss(new_values, kept.target, valid),
             "auxiliary/loss": jnp.mean(losses),
         }
         return params, head, state, across.mean(metrics)  # part of the state, and so the same on all devices
@@ -226,10 +224,20 @@ class Algorithm(ActorCriticAlgorithm):
         """Return the policy, a `Distribution`, and the values `[policy_updates, T, N]`, computed rollout by rollout."""
 
         def one(kept: Kept) -> tuple[Distribution, jax.Array]:
-            _, actor, critic = self.network.features(params, kept.carry, kept.obs, kept.reset)
-            return self.network.policy(params, actor), self.network.head_value(params, critic)
+            _, policy, values = self.network.unroll(params, kept.carry, kept.obs, kept.reset)
+            return policy, values
 
         return jax.lax.map(one, kept)
+
+    def _evaluated(self, params: PyTree, head: PyTree, kept: Kept) -> tuple[Distribution, jax.Array, jax.Array | None]:
+        """Return the policy, the values and the head's values `[T, N]`; a shared torso has no such head."""
+        network, seen = self.network, (kept.carry, kept.obs, kept.reset)
+        if network.is_shared:
+            return *network.unroll(params, *seen)[1:], None
+        if isinstance(network, ActorCriticNetwork):
+            return network.unroll_with(params, head, *seen)[1:]
+        _, actor, critic = network.features(params, *seen)  # a network of the user's own
+        return network.policy(params, actor), network.head_value(params, critic), actor @ head["kernel"] + head["bias"]
 
     def auxiliary_loss(self, trained: tuple[PyTree, PyTree], minibatch: Kept, before: Any, coef: Metrics) -> jax.Array:
         """Return L_aux + clone_coef · KL(π_before ‖ π) + L_value, for segments `[T, n]` and the policy before.
@@ -241,10 +249,10 @@ class Algorithm(ActorCriticAlgorithm):
         actor's features, so the two value losses coincide and count once.
         """
         params, head = trained
-        _, features, critic = self.network.features(params, minibatch.carry, minibatch.obs, minibatch.reset)
-        policy, values = self.network.policy(params, features), self.network.head_value(params, critic)
-        clone = weighted_mean(before.kl(policy), minibatch.valid)
-        loss = coef["clone_coef"] * clone + value_loss(values, minibatch.target, minibatch.valid)
-        if not self.network.is_shared:
-            loss += value_loss(features @ head["kernel"] + head["bias"], minibatch.target, minibatch.valid)
+        policy, values, auxiliary = self._evaluated(params, head, minibatch)
+        valid = validity(minibatch)
+        clone = weighted_mean(before.kl(policy), valid)
+        loss = coef["clone_coef"] * clone + value_loss(values, minibatch.target, valid)
+        if auxiliary is not None:
+            loss += value_loss(auxiliary, minibatch.target, valid)
         return loss

@@ -186,15 +186,13 @@ class Algorithm(ActorCriticAlgorithm):
         """Take all gradient steps on the samples; return the learner, and metrics."""
         config = self.config
         data, carry = self._in_windows(self._trimmed(samples), learner.params)
-        source = MinibatchSource(
-            config.minibatching, data, carry, config.epochs, config.minibatches, key, config.replacement
-        )
+        how = config.replacement, self._standardised, kernels.gathers_ahead(data, config.epochs)
+        source = MinibatchSource(config.minibatching, data, carry, config.epochs, config.minibatches, key, *how)
         params, unpack_params = self.optimiser.pack(learner.params)
-        exponents = coef.get("priority_exponent"), coef.get("importance_exponent")
 
         def gradient_step(carried: Any, drawn: Any) -> tuple[Any, MetricRow]:
             (params, state, known, active), (drawn, key) = carried, drawn
-            minibatch = source.take(drawn, known, *exponents)
+            minibatch = source.take(drawn, known, coef.get("priority_exponent"), coef.get("importance_exponent"))
             (_, (metrics, advantages)), gradients = self._gradients(params, unpack_params, minibatch, coef, key)
             step = self.optimiser.step(params, state, gradients, coef["learning_rate"], coef.get("max_grad_norm"), coef)
             metrics["gradient/norm"] = step.gradient_norm
@@ -204,14 +202,13 @@ class Algorithm(ActorCriticAlgorithm):
                 return (step.params, step.state, known, active), MetricRow.of(metrics)
             # A step is either taken or skipped; after the first skipped one, the rest of the update is skipped too.
             active &= across.mean(metrics["policy/approximate_kl"]) <= coef["target_kl"]
-            new, old = (step.params, step.state), (params, state)
-            kept = jax.tree.map(lambda new, old: jnp.where(active, new, old), new, old)
+            kept = jax.tree.map(partial(jnp.where, active), (step.params, step.state), (params, state))
             metrics["policy/steps_taken"] = active.astype(jnp.float32)
             return (*kept, known, active), MetricRow.of(metrics)
 
         known = priorities(masked(data.advantage, validity(data.rollout))) if source.kind == "prioritised" else ()
         start = params, learner.optimiser, known, jnp.bool(True)
-        (params, state, _, _), rows = jax.lax.scan(gradient_step, start, source.draws())
+        (params, state, _, _), rows = kernels.gradient_steps(gradient_step, start, source.draws())
         metrics = rows.mean() | rollout_metrics(samples.rollout, samples.advantage, samples.target)
         return learner._replace(params=unpack_params(params), optimiser=state), metrics
 
@@ -225,6 +222,12 @@ class Algorithm(ActorCriticAlgorithm):
         if not self.network.is_recurrent:
             rollout = rollout._replace(reset=NOTHING)
         return samples._replace(rollout=rollout)
+
+    def _standardised(self, samples: Samples) -> Samples:
+        """Return a minibatch with standardised advantages, if they are known before its gradient step."""
+        if self.config.advantage == "vtrace" or not self.config.standardise_advantages:
+            return samples
+        return samples._replace(advantage=standardise(samples.advantage, validity(samples.rollout)))
 
     def _in_windows(self, samples: Samples, params: PyTree) -> tuple[Samples, PyTree]:
         """Return the samples, cut into windows `[L, W · N]` if `window` is set, and their initial recurrent states."""
@@ -247,7 +250,7 @@ class Algorithm(ActorCriticAlgorithm):
         self, packed: PyTree, unpack: Callable[[PyTree], PyTree], minibatch: Minibatch, coef: Metrics, key: Key
     ) -> Any:
         """Return the loss of a minibatch and its gradients, accumulated over its parts if `accumulate` is set."""
-        samples, valid = minibatch.data, validity(minibatch.data.rollout)
+        samples, valid, found = minibatch.data, validity(minibatch.data.rollout), minibatch.data.advantage
         params, differentiate = unpack(packed), jax.value_and_grad(self.loss, has_aux=True)
         parts, axis = self.config.accumulate, 0 if self.config.minibatching == "flat" else 1
 
@@ -259,20 +262,17 @@ class Algorithm(ActorCriticAlgorithm):
             if parts == 1:  # estimated in the loss, which evaluates the network anyway
                 return differentiate(params, minibatch, valid, coef, key)
             estimates = jax.lax.map(lambda part: self._estimates(params, part, coef), cut(samples))
-            advantage, target = (accumulate.joined(part, axis) for part in estimates)
+            found, target = (accumulate.joined(part, axis) for part in estimates)
+            advantage = standardise(found, valid) if self.config.standardise_advantages else found
             samples = samples._replace(advantage=advantage, target=target)
-        found = samples.advantage
-        if self.config.standardise_advantages:
-            samples = samples._replace(advantage=standardise(found, valid))
         if parts == 1:
 
             def loss_of(minibatch: Minibatch) -> Callable[[PyTree], Any]:
                 return lambda params: self.loss(params, minibatch, validity(minibatch.data.rollout), coef, key)
 
-            whole = minibatch._replace(data=samples)
             in_rows = self.config.minibatching == "segments" and not self.network.is_recurrent
-            by_rows = loss_of(whole.as_rows()) if in_rows else None
-            return kernels.value_and_grad(loss_of(whole), packed, unpack, by_rows)
+            by_rows = loss_of(minibatch.as_rows()) if in_rows else None
+            return kernels.value_and_grad(loss_of(minibatch), packed, unpack, by_rows)
 
         def part_of(given: tuple[Minibatch, Key]) -> Any:
             # Means of parts, averaged, must be the mean of the whole, in which each valid step counts alike.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from lehr import kernels
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import OnPolicySettings, TargetKLSettings
 from lehr.config import Coef, Names, Plugin, check_counts
@@ -30,6 +31,7 @@ from lehr.maths.losses import (
     value_loss,
     weighted_mean,
 )
+from lehr.networks import ActorCriticNetwork
 from lehr.schedules.coefficient import Coefficient
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
@@ -41,7 +43,7 @@ SOLVED = 1e-5
 class Config(OnPolicySettings, TargetKLSettings):
     """Settings of TRPO. Coefficients accept a number or any schedule; the others are static."""
 
-    num_envs: int = 8
+    num_envs: int = 16
     horizon: int = 128
     conjugate_steps: Annotated[int, Names(("cg_max_steps",))] = 15
     """Maximum number of conjugate gradient steps."""
@@ -49,11 +51,11 @@ class Config(OnPolicySettings, TargetKLSettings):
     """Step lengths that the line search tries, including the full step, before it leaves the policy unchanged."""
     value_epochs: Annotated[int, Names(("n_critic_updates",))] = 10
     """Passes over each rollout to fit the value function."""
-    value_minibatches: int = 8
+    value_minibatches: int = 16
     """Minibatches, and so gradient steps, per such pass."""
     optimiser: Plugin = "adam"
     """Optimiser of the value function: the name of any optax optimiser, or an optax transformation."""
-    target_kl: Coef = 0.01
+    target_kl: Coef = "0.01 -> 0.001"
     """Maximum KL divergence of an update."""
     damping: Annotated[Coef, Coefficient(("cg_damping",))] = 0.1
     """Damping added to the diagonal of the Fisher information."""
@@ -123,8 +125,11 @@ class Algorithm(ActorCriticAlgorithm):
             advantages = standardise(advantages, valid)
         start, unravel = ravel_pytree(actor)
 
-        def policy_of(parameters: jax.Array) -> Distribution:
-            return self._policy(self.network.merge(unravel(parameters), critic), rollout)
+        def by_kernels(parameters: jax.Array) -> Distribution:
+            return self.policies(self.network.merge(unravel(parameters), critic), rollout)
+
+        def by_features(parameters: jax.Array) -> Distribution:
+            return self._by_features(self.network.merge(unravel(parameters), critic), rollout)
 
         def losses(policy: Distribution) -> tuple[jax.Array, jax.Array]:
             log_ratio = policy.log_prob(rollout.action) - rollout.log_prob
@@ -135,20 +140,20 @@ class Algorithm(ActorCriticAlgorithm):
             loss, entropy = losses(policy)
             return coef["entropy_coef"] * entropy - loss
 
-        # --- the direction: compute J, the Jacobian of the policy's outputs, once for all steps of the solver
-        before, jacobian = jax.linearize(policy_of, start)
-        transposed = jax.linear_transpose(jacobian, start)
+        # --- the direction, with J, the Jacobian of the policy's outputs
+        before, jacobian, transposed, policy_of = kernels.linearise(by_kernels, start, by_features)
 
         def divergence(policy: Distribution) -> jax.Array:
             return weighted_mean(before.kl(policy), valid)
 
+        _, hessian = jax.linearize(jax.grad(divergence), before)
+
         def curvature(vector: jax.Array) -> jax.Array:
             """Return (F + damping · 1) v with F = Jᵀ H J, where H is the Hessian of the divergence in the outputs."""
-            _, tangent = jax.jvp(jax.grad(divergence), (before,), (jacobian(vector),))
-            return across.mean(transposed(tangent)[0]) + coef["damping"] * vector
+            return across.mean(transposed(hessian(jacobian(vector)))) + coef["damping"] * vector
 
         old, slope = jax.value_and_grad(objective)(before)
-        gradient = across.mean(transposed(slope)[0])
+        gradient = across.mean(transposed(slope))
         direction, residual = conjugate_gradients(curvature, gradient, self.config.conjugate_steps)
         # --- the step: as long as the quadratic model of the divergence allows, shortened until it is accepted
         length = 2 * coef["target_kl"] / jnp.maximum(jnp.vdot(direction, gradient - residual), 1e-12)
@@ -190,7 +195,7 @@ class Algorithm(ActorCriticAlgorithm):
         }
         return unravel(found.parameters), metrics
 
-    def _policy(self, params: PyTree, rollout: Rollout) -> Distribution:
+    def _by_features(self, params: PyTree, rollout: Rollout) -> Distribution:
         """Return the policy `[T, N]`, computed from features, which support forward-mode differentiation."""
         network, seen = self.network, (rollout.carry, rollout.obs, rollout.reset)
         features = (
@@ -218,24 +223,29 @@ class Algorithm(ActorCriticAlgorithm):
         size = targets.shape[1] if whole else targets.size
         orders = minibatches.shuffled_epochs(key, size, config.value_minibatches, config.value_epochs)
         packed, unpack = self.optimiser.pack(critic)
+        # As one vector, the critic's parameters are the same alone; merged with the actor's, they would be copied.
+        is_alone = not whole and isinstance(packed, jax.Array) and isinstance(self.network, ActorCriticNetwork)
 
-        def loss(critic: PyTree, indices: jax.Array) -> jax.Array:
+        def form(packed: PyTree) -> PyTree:
+            return self.network.critic_alone(unpack(packed)) if is_alone else unpack(packed)
+
+        def loss(critic: PyTree, indices: jax.Array) -> tuple[jax.Array, tuple[()]]:
             obs, reset, wanted, valid = minibatches.take(data, indices, axis=1 if whole else 0)
-            params = self.network.merge(actor, critic)
+            params = critic if is_alone else self.network.merge(actor, critic)
             if whole:
                 carry = minibatches.take(rollout.carry, indices, axis=0)
                 values = self.network.unroll(params, carry, obs, reset)[2]
             else:
                 values = self.network.value(params, rollout.carry, obs)
-            return value_loss(values, wanted, None if isinstance(valid, tuple) else valid)
+            return value_loss(values, wanted, None if isinstance(valid, tuple) else valid), ()
 
         def gradient_step(carried: Any, indices: jax.Array) -> tuple[Any, jax.Array]:
             packed, state = carried
-            error, gradients = jax.value_and_grad(loss)(unpack(packed), indices)
+            (error, _), gradients = kernels.value_and_grad(lambda critic: loss(critic, indices), packed, form)
             step = self.optimiser.step(packed, state, gradients, coef["value_learning_rate"], None, coef)
             return (step.params, step.state), jnp.stack([error, step.gradient_norm])
 
-        (packed, state), rows = jax.lax.scan(gradient_step, (packed, state), orders)
+        (packed, state), rows = kernels.gradient_steps(gradient_step, (packed, state), orders)
         error, norm = jnp.mean(rows, axis=0)
         return unpack(packed), state, {"loss/value": error, "gradient/value_norm": norm}
 

@@ -3,15 +3,20 @@
 | name | what it does | where |
 |---|---|---|
 | drawn_ahead | computes a rollout's random numbers before its loop, see `lehr.kernels.drawn_ahead` | CPU |
+| gated_scan | runs all steps of a MinGRU as one GPU kernel, see `lehr.kernels.gated_scan` | CUDA, on each device |
 | mlp | evaluates a small actor and critic as one GPU kernel, see `lehr.kernels.mlp` | CUDA, on each device |
 | mlp_cpu | differentiates a small actor and critic by hand, see `lehr.kernels.mlp_cpu` | CPU |
 | mlp_loss | differentiates a loss on such an actor and critic as one GPU kernel, see `lehr.kernels.mlp_loss` | CUDA |
+| mlp_tangent | differentiates such an actor in forward mode as one GPU kernel, see `lehr.kernels.mlp_tangent` | CUDA |
 | row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
+| row_step | runs a whole step of physics as one GPU kernel, see `lehr.kernels.row_step` | CUDA, Hopper or later |
+| steps_ahead | takes out of gradient steps what need not be in each of them, see `lehr.kernels.steps_ahead` | GPUs |
+| wide_mlp | evaluates a wide actor and critic in few GPU kernels, see `lehr.kernels.wide_mlp` | CUDA, on each device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
 Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `value_and_grad`,
-`scan` or `rewrite` without checking. A kernel that JAX cannot compile is replaced by plain JAX, with one warning on the
-logger "lehr".
+`linearise`, `scan`, `gated` or `rewrite` without checking. A kernel that JAX cannot compile is replaced by plain JAX,
+with one warning on the logger "lehr".
 
 The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of them, `no-mlp` or
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
@@ -24,20 +29,45 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from lehr.errors import InputError, closest
-from lehr.kernels import drawn_ahead, mlp, mlp_cpu, mlp_loss, row_loop
+from lehr.kernels import (
+    drawn_ahead,
+    gated_scan,
+    mlp,
+    mlp_cpu,
+    mlp_loss,
+    mlp_tangent,
+    row_loop,
+    row_step,
+    steps_ahead,
+    wide_mlp,
+)
 from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
 from lehr.maths.optimise import Packed
 from lehr.types import PyTree
 
-__all__ = ["evaluate_mlps", "plain", "rewrite", "scan", "switched_off", "together", "value_and_grad"]
+__all__ = [
+    "evaluate_mlps",
+    "gated",
+    "gathers_ahead",
+    "gradient_steps",
+    "linearise",
+    "plain",
+    "rewrite",
+    "scan",
+    "stepper",
+    "switched_off",
+    "together",
+    "value_and_grad",
+]
 
 VARIABLE = "LEHR_KERNELS"
 
@@ -56,10 +86,15 @@ class Kernel:
 
 KERNELS: dict[str, Kernel] = {
     "drawn_ahead": Kernel(drawn_ahead.is_able, drawn_ahead.fits, can_be_split=True),
+    "gated_scan": Kernel(gated_scan.is_able, gated_scan.fits, can_be_split=False),
     "mlp": Kernel(mlp.is_able, mlp.fits, can_be_split=False),
     "mlp_cpu": Kernel(mlp_cpu.is_able, mlp_cpu.fits, can_be_split=True),
     "mlp_loss": Kernel(mlp.is_able, mlp_loss.fits, can_be_split=False),
+    "mlp_tangent": Kernel(mlp.is_able, mlp_tangent.fits, can_be_split=False),
     "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
+    "row_step": Kernel(row_step.is_able, row_step.fits, can_be_split=False),
+    "steps_ahead": Kernel(steps_ahead.is_able, lambda *arguments: True, can_be_split=True),
+    "wide_mlp": Kernel(wide_mlp.is_able, wide_mlp.fits, can_be_split=False),
     "written_out": Kernel(lambda: True, lambda *arguments: True, can_be_split=True),
 }
 
@@ -77,7 +112,7 @@ def is_chosen(name: str, *arguments: PyTree) -> bool:
 
 
 def evaluate_mlps(
-    x: jax.Array, layers: Sequence[mlp.Layer], heads: Mapping[int, mlp.Layer], activation: Any
+    x: jax.Array, layers: Sequence[mlp.Layer], heads: Mapping[int, mlp.Layer], activation: Any, dtype: Any = jnp.float32
 ) -> tuple[jax.Array, ...] | None:
     """Return the outputs `[..., O]`, float32, of MLPs with separate heads; `None` if plain JAX should compute them.
 
@@ -86,12 +121,19 @@ def evaluate_mlps(
         layers: kernels `[M, i, o]` and biases `[M, o]` of the hidden layers of M MLPs, with an activation after each.
         heads: kernel `[i, O]` and bias `[O]` of the last layer, by the index of each MLP to evaluate.
         activation: its name; a user's own function is left to plain JAX.
+        dtype: that of the hidden layers' computation.
     """
-    for name, evaluate in (("mlp", mlp.evaluate), ("mlp_cpu", mlp_cpu.evaluate)):
-        if not is_chosen(name, x, layers, heads, activation):
+    wide: Callable[..., tuple[jax.Array, ...]] = functools.partial(wide_mlp.evaluate, dtype=dtype)
+    for name, evaluate in (("mlp", mlp.evaluate), ("wide_mlp", wide), ("mlp_cpu", mlp_cpu.evaluate)):
+        given = (jnp.dtype(dtype),) if name == "wide_mlp" else ()
+        if (not given and dtype != jnp.float32) or not is_chosen(name, x, layers, heads, activation, *given):
             continue
         if name == "mlp" and (intercept := mlp_loss.interceptor()):
             return intercept(x, layers, heads, activation)
+        if name == "mlp":
+            mlp_tangent.note(is_chosen("mlp_tangent", x, layers, heads, activation))
+            if mlp_tangent.is_forward_mode():
+                return mlp_tangent.evaluate(x, layers, heads, activation)
         try:
             return evaluate(x, layers, heads, activation)
         except Exception as error:  # any error that another JAX version may raise
@@ -125,6 +167,72 @@ def value_and_grad(
     if not is_chosen("mlp_loss", packed):
         return in_plain_jax()
     return _tried("mlp_loss", by_kernel, in_plain_jax)
+
+
+def gathers_ahead(data: PyTree, epochs: int) -> bool:
+    """Whether to gather the minibatches of `epochs` passes over the data before the first gradient step."""
+    return is_chosen("steps_ahead") and steps_ahead.is_small(data, epochs)
+
+
+def gradient_steps(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree) -> Any:
+    """As `jax.lax.scan` over gradient steps."""
+
+    def in_plain_jax() -> Any:
+        return jax.lax.scan(body, start, rows)
+
+    if not is_chosen("steps_ahead"):
+        return in_plain_jax()
+    return _tried("steps_ahead", lambda: steps_ahead.scan(body, start, rows), in_plain_jax)
+
+
+def gated(carry: jax.Array, gates: jax.Array, bias: jax.Array, reset: jax.Array) -> jax.Array:
+    """Return the states `[T, N, S]` of a minimal gated recurrent unit; arguments as in `gated_scan.unroll`."""
+    given = carry, gates, bias, reset
+    if not is_chosen("gated_scan", *given):
+        return gated_scan.plain(*given)
+    return _tried("gated_scan", lambda: gated_scan.unroll(*given), lambda: gated_scan.plain(*given))
+
+
+class Linear(NamedTuple):
+    """A function at a point, and its Jacobian J there."""
+
+    value: PyTree
+    forward: Callable[[PyTree], PyTree]
+    """v ↦ J v."""
+    transposed: Callable[[PyTree], PyTree]
+    """u ↦ Jᵀ u."""
+    function: Callable[[PyTree], PyTree]
+    """The function with which all of them were computed, whose values elsewhere are rounded alike."""
+
+
+def linearise(
+    function: Callable[[PyTree], PyTree], point: PyTree, in_forward_mode: Callable[[PyTree], PyTree]
+) -> Linear:
+    """Return a function's value at a point, and products with its Jacobian there.
+
+    Args:
+        function: maps parameters to outputs; if it evaluates small MLPs, their inputs do not depend on the parameters.
+        point: the parameters.
+        in_forward_mode: the same function, without kernels, which have no forward mode but for the one here.
+    """
+
+    def in_plain_jax() -> Linear:
+        value, forward = jax.linearize(in_forward_mode, point)
+        transposed = jax.linear_transpose(forward, point)
+        return Linear(value, forward, lambda cotangent: transposed(cotangent)[0], in_forward_mode)
+
+    def forward(tangent: PyTree) -> PyTree:
+        with mlp_tangent.forward_mode():
+            return jax.jvp(function, (point,), (tangent,))[1]
+
+    def by_kernel() -> Linear:
+        value, transposed = jax.vjp(function, point)
+        jax.eval_shape(forward, point)  # an error is raised here, and not where the product is used
+        return Linear(value, forward, lambda cotangent: transposed(cotangent)[0], function)
+
+    if not mlp_tangent.supports(function, point):
+        return in_plain_jax()
+    return _tried("mlp_tangent", by_kernel, in_plain_jax)
 
 
 def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unroll: int = 1) -> Any:
@@ -172,6 +280,26 @@ def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return call
 
 
+def stepper(
+    function: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], kept: PyTree, action: PyTree
+) -> row_step.Stepper:
+    """Return a step of many environments with the form in which it keeps their states between steps.
+
+    Args:
+        function: a state and an action, to the next state and what is seen of it; leaves `[N, ...]`, and the rows do
+            not depend on each other.
+        kept: a state, or its shapes.
+        action: an action, or its shapes.
+    """
+
+    def as_it_is() -> row_step.Stepper:
+        return row_step.Stepper(lambda kept: kept, lambda kept: kept, function)
+
+    if not is_chosen("row_step", kept, action):
+        return as_it_is()
+    return _tried("row_step", lambda: row_step.stepper(function, kept, action), as_it_is)
+
+
 def switched_off() -> frozenset[str]:
     """Return the kernels that environment variables turn off."""
     older = {"mlp"} if os.environ.get("LEHR_FUSED") == "off" else set()  # the old name of the switch
@@ -182,8 +310,8 @@ def switched_off() -> frozenset[str]:
 def _parse(text: str) -> frozenset[str]:
     """Return the kernels that a text such as `no-mlp,no-written_out` turns off.
 
-    >>> sorted(_parse("off")), sorted(_parse("no-mlp")), sorted(_parse(""))
-    (['drawn_ahead', 'mlp', 'mlp_cpu', 'mlp_loss', 'row_loop', 'written_out'], ['mlp'], [])
+    >>> _parse("off") == set(KERNELS), sorted(_parse("no-mlp,no-row_loop")), sorted(_parse(""))
+    (True, ['mlp', 'row_loop'], [])
     """
     meanings = {"off": set(KERNELS), **{f"no-{name}": {name} for name in KERNELS}}
     words = list(filter(None, map(str.strip, text.split(","))))

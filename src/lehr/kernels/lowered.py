@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jaxlib
+import numpy as np
 
 from lehr.files import write_json
 from lehr.types import PyTree
@@ -27,13 +28,28 @@ _MOST = 1000
 """Kernels that are remembered; the oldest are forgotten first."""
 
 
-def check(description: str, kernel: Callable[..., Any], *arguments: PyTree) -> None:
-    """Raise JAX's error if it cannot lower a kernel for a GPU; one that it lowered before is not tried again.
+LOWERED_FOR, RUN_ON = "cuda", "gpu"
+"""The platform that kernels are lowered for, and JAX's name of its devices."""
+TOLERANCE = 0.02
+"""How far results of a kernel may be from those of plain JAX, of the largest entry of each array; TF32 needs 0.001."""
+
+
+def check(
+    description: str,
+    kernel: Callable[..., Any],
+    *arguments: PyTree,
+    compiles: bool = False,
+    plain: Callable[..., Any] | None = None,
+) -> None:
+    """Raise an error if JAX cannot lower a kernel for a GPU; one that passed before is not tried again.
 
     Args:
         description: everything that the kernel depends on besides its source and the arguments' shapes.
         kernel: a function of arrays.
         arguments: arrays or their shapes.
+        compiles: also compile it, if there is a GPU, for a kernel that may need more memory than the chip has.
+        plain: computes the same in plain JAX. If there is a GPU, both are compiled and compared on the arguments, which
+            must then be arrays.
     """
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), arguments)
     name = _name(f"{description} {given}")
@@ -42,12 +58,32 @@ def check(description: str, kernel: Callable[..., Any], *arguments: PyTree) -> N
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # compiling the program will repeat them
-        jax.jit(kernel).trace(*given).lower(lowering_platforms=("cuda",))
+        found = jax.jit(kernel).trace(*given).lower(lowering_platforms=(LOWERED_FOR,))
+        if (compiles or plain is not None) and jax.devices()[0].platform == RUN_ON:
+            compiled = found.compile()
+            if plain is not None:
+                _compare(compiled(*arguments), jax.jit(plain).lower(*given).compile()(*arguments))
     _lowered.add(name)
     if (path := _path()) is not None:
         with contextlib.suppress(OSError):  # the disk is full, or another process writes it too
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, [*saved, name][-_MOST:])
+
+
+def _compare(found: PyTree, expected: PyTree) -> None:
+    """Raise an error if arrays differ by more than rounding.
+
+    >>> _compare([jnp.array([1.0, 100.0])], [jnp.array([1.0, 103.0])])
+    Traceback (most recent call last):
+    ValueError: its results differ from plain JAX's by 0.029 of the largest
+    """
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        difference = float(np.max(np.abs(np.asarray(one) - np.asarray(other)), initial=0.0))
+        largest = float(np.max(np.abs(np.asarray(other)), initial=0.0))
+        if not difference <= TOLERANCE * largest:  # NaN too
+            raise ValueError(
+                f"its results differ from plain JAX's by {difference / (largest or 1.0):.2g} of the largest"
+            )
 
 
 _lowered: set[str] = set()

@@ -32,7 +32,9 @@ from jax.custom_derivatives import SymbolicZero
 from lehr.errors import InputError, closest
 from lehr.kernels import lowered
 from lehr.kernels.members import members
-from lehr.kernels.mlp_programs import ACTIVATIONS, Layer, Layers, Plan, backward, forward, pl, triton
+from lehr.kernels.mlp_blocks import ACTIVATIONS
+from lehr.kernels.mlp_plan import Plan, pl, triton
+from lehr.kernels.mlp_programs import Layer, Layers, backward, forward
 
 MIN_ROWS = 512
 """Minimum number of rows, of all members of a population, for which the kernels are used."""
@@ -41,10 +43,8 @@ FEWEST_ROWS = 16
 MAX_IN, MAX_HIDDEN, MAX_OUT = 64, 64, 16
 """The largest layers whose weights and gradients fit on chip together."""
 
-BLOCK_ROWS = 128
-"""Rows per block of the forward kernel, a power of two; fewer if there are fewer."""
-FEW_ROWS = 16_384
-"""With fewer rows in total than this, blocks are half as large, so that more processors are busy."""
+BLOCK_ROWS = 64
+"""Rows per block of the forward kernel, a power of two."""
 NUM_WARPS = 4
 """Warps per program of the forward kernel. Hopper's matrix units need a multiple of four, and 64 rows or more."""
 BACKWARD_BLOCK_ROWS = 64
@@ -58,8 +58,12 @@ MEMBER_FEW_NUM_WARPS = 1
 """Warps for blocks of `FEWEST_ROWS`, as in acting."""
 MEMBER_BACKWARD_BLOCK_ROWS = 64
 MEMBER_BACKWARD_NUM_WARPS = 4
+FORWARD_PROGRAMS = 1056
+"""Programs of the forward kernel, over all networks: eight for each of the 132 processors of an H200."""
 PROGRAMS = 264
 """Programs of the backward kernel, over all networks: two for each of the 132 processors of an H200."""
+HALF = True
+"""Round operands of a tanh network's products to float16 where TF32 is allowed; see `lehr.kernels.mlp_blocks`."""
 INTERPRET = False
 """Run the kernels in Pallas's interpreter, on any device, for tests."""
 
@@ -110,10 +114,12 @@ def plan_of(
         widths=tuple(bias.shape[-1] for _, bias in heads.values()),
         activation=activation,
         precision=precision,
-        block_rows=BLOCK_ROWS if rows >= FEW_ROWS else BLOCK_ROWS // 2,
+        is_half=HALF and activation == "tanh" and _is_default(precision),
+        block_rows=BLOCK_ROWS,
         num_warps=NUM_WARPS,
         backward_block_rows=BACKWARD_BLOCK_ROWS,
         backward_num_warps=BACKWARD_NUM_WARPS,
+        forward_programs=FORWARD_PROGRAMS,
         programs=PROGRAMS,
         interpret=INTERPRET,
     )
@@ -126,8 +132,16 @@ def plan_of(
         num_warps=MEMBER_FEW_NUM_WARPS if needed == FEWEST_ROWS else MEMBER_NUM_WARPS,
         backward_block_rows=min(MEMBER_BACKWARD_BLOCK_ROWS, needed),
         backward_num_warps=MEMBER_BACKWARD_NUM_WARPS,
+        forward_programs=max(1, FORWARD_PROGRAMS // together),
         programs=max(1, PROGRAMS // together),
     )
+
+
+def _is_default(precision: lax.PrecisionLike) -> bool:
+    """Whether products may be in TF32."""
+    config: Any = jax.config
+    allowed = (None, "default", "tensorfloat32", "TF32_TF32_F32")
+    return precision in (None, lax.Precision.DEFAULT) and config.jax_default_matmul_precision in allowed
 
 
 def is_able() -> bool:
@@ -198,12 +212,12 @@ def _operation(plan: Plan) -> Callable[[jax.Array, Layers, Layers], jax.Array]:
 
     @jax.custom_vjp
     def apply(x: jax.Array, hidden: Layers, heads: Layers) -> jax.Array:
-        return _on_platform(plan, forward, _plain, x, hidden, heads)
+        return on_platform(plan, forward, _plain, x, hidden, heads)
 
     def apply_forward(x: Any, hidden: Any, heads: Any) -> tuple[jax.Array, Any]:
         # Whether the inputs need a gradient is static and known here; the structure of the residuals passes it on.
         wants_dx = ("yes",) if x.perturbed else ()
-        values = (x.value, *jax.tree.map(lambda leaf: leaf.value, (hidden, heads), is_leaf=_has_value))
+        values = (x.value, *jax.tree.map(lambda leaf: leaf.value, (hidden, heads), is_leaf=has_value))
         return apply(*values), (*values, dict.fromkeys(wants_dx))
 
     def apply_backward(kept: Any, gradient: Any) -> tuple[jax.Array | None, Layers, Layers]:
@@ -211,18 +225,19 @@ def _operation(plan: Plan) -> Callable[[jax.Array, Layers, Layers], jax.Array]:
         if isinstance(gradient, SymbolicZero):
             gradient = jnp.zeros(gradient.shape, gradient.dtype)
         kernels, plain = (functools.partial(f, wants_dx=bool(wants_dx)) for f in (backward, _plain_backward))
-        dx, layers = _on_platform(plan, kernels, plain, x, hidden, heads, gradient)
-        return dx, *_of_all(plan, layers, hidden[0][0].shape[0] if hidden else plan.networks)
+        dx, layers = on_platform(plan, kernels, plain, x, hidden, heads, gradient)
+        return dx, *of_all(plan, layers, hidden[0][0].shape[0] if hidden else plan.networks)
 
     apply.defvjp(apply_forward, apply_backward, symbolic_zeros=True)
     return apply
 
 
-def _has_value(leaf: Any) -> bool:
+def has_value(leaf: Any) -> bool:
+    """Whether a leaf is an argument with its perturbation, as `custom_vjp` passes it with symbolic zeros."""
     return hasattr(leaf, "perturbed")
 
 
-def _of_all(plan: Plan, layers: Layers, held: int) -> tuple[Layers, Layers]:
+def of_all(plan: Any, layers: Layers, held: int) -> tuple[Layers, Layers]:
     """Return the gradients of the hidden layers of all `held` networks, and of the heads, each in its own shape."""
     *hidden, (kernels, biases) = layers
     others = (plan.first, held - plan.first - plan.networks)
@@ -234,7 +249,8 @@ def _of_all(plan: Plan, layers: Layers, held: int) -> tuple[Layers, Layers]:
     return tuple(hidden), tuple(heads)
 
 
-def _on_platform(plan: Plan, kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: Any) -> Any:
+def on_platform(plan: Any, kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a kernel in a program for CUDA, or in the interpreter, and plain JAX elsewhere; both with the plan first."""
     kernel, plain = functools.partial(kernel, plan), functools.partial(plain, plan)
     if plan.interpret:
         return kernel(*arguments)

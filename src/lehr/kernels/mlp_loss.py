@@ -12,35 +12,40 @@ is arithmetic on the rows of one network's outputs, and only sums over the rows 
 
 import contextlib
 import contextvars
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lehr.kernels import lowered, mlp
+from lehr.kernels import lowered, mlp, partial_sums
 from lehr.kernels.members import members
-from lehr.kernels.mlp_loss_program import Layout, gradients
+from lehr.kernels.mlp_loss_program import Layout, Sums, gradients
 from lehr.kernels.mlp_programs import Layer, Plan
 from lehr.kernels.row_loss import RowLoss
-from lehr.kernels.row_program import Unsupported
+from lehr.kernels.row_program import CARRIED, Unsupported
 from lehr.types import PyTree
 
 Loss = Callable[[PyTree], tuple[jax.Array, PyTree]]
 """Maps parameters to a total, float32 `[]`, and any other results."""
 
-MOST_ROWS = 1024
-"""The largest minibatch of a single agent for which the kernel is used. It saves launches, which is what counts there;
-with 524,288 rows, evaluating the networks twice takes no longer than evaluating the loss in the kernel."""
+MOST_ROWS = 2**15
+"""The largest minibatch of a single agent for which the kernel is used. It saves launches, and evaluates the networks
+once (H200, row 0 of bench/ppo.py --gpu with 32,768 rows: 0.87 instead of 0.98 ms for an update). With 524,288 rows,
+evaluating them twice takes no longer than evaluating the loss in the kernel."""
 LEAST_MEMBERS = 2048
 """The smallest population for which it is used, in which most is saved by not copying weights and gradients. Both
 numbers are sizes for which it was measured to be faster."""
 BLOCK_ROWS = 64
 """Rows per block, a power of two."""
+FEW_ROWS, FEW_BLOCK_ROWS = 2048, 32
+"""Up to so many rows, blocks have fewer of them, so that more processors have work (H200, 1,024 rows: 8.0 instead of
+9.7 µs)."""
 NUM_WARPS = 4
 MEMBER_BLOCK_ROWS = 64
 """As `BLOCK_ROWS`, for each member of a population; fewer if there are fewer."""
@@ -107,26 +112,93 @@ def value_and_grad(
     begins = list(itertools.accumulate((leaf.size for leaf in leaves), initial=0))
     layout = call.layout(begins)
 
-    def by_kernel(packed: jax.Array, known: Mapping[int, Any]) -> Found:
+    known, later = row_loss.known(), _Later(row_loss, call.plan)
+    holes = [(begins[index], begins[index + 1]) for index in others]
+
+    def by_kernel(packed: jax.Array, known: Mapping[int, Any]) -> _Summed:
         sums = gradients(call.plan, layout, row_loss, row_loss.last(known), packed, known)
-        total, results, by_others, _ = row_loss.others(known, sums.terms)
-        gradient, squares = sums.gradient, sums.squares
+        gradient, squares = _added(sums, holes, call.plan.interpret)
+        by_others = row_loss.others(known, jnp.sum(sums.terms, axis=0))[2] if others else ()
         for index, leaf in zip(others, by_others, strict=True):
             gradient = lax.dynamic_update_slice(gradient, leaf.reshape(-1), (begins[index],))
-            squares = None if squares is None else squares + jnp.sum(jnp.square(leaf))
-        return Found(total, results, gradient, None if squares is None else jnp.sqrt(squares))
+            squares = jnp.append(squares, jnp.sum(jnp.square(leaf)))
+        return _Summed(gradient, jnp.sqrt(_sum(squares)), later.padded([sums.terms]))
 
-    known = row_loss.known()
-    if call.plan.interpret:
-        return by_kernel(packed, known)
-    lowered.check(f"mlp_loss {members()} {(call.plan, layout, row_loss.text)}", by_kernel, packed, known)
-    has_norm = call.plan.backward_programs == 1
-
-    def plain(packed: jax.Array, known: Mapping[int, Any]) -> Found:
+    def plain(packed: jax.Array, known: Mapping[int, Any]) -> _Summed:
         found = otherwise()
-        return found._replace(norm=jnp.linalg.norm(found.gradient)) if has_norm else found
+        return _Summed(found.gradient, jnp.linalg.norm(found.gradient), later.numbers(found))
 
-    return lax.platform_dependent(packed, known, cuda=by_kernel, default=plain)
+    if call.plan.interpret:
+        summed = by_kernel(packed, known)
+        results = later.from_terms(summed.numbers, row_loss.known_after(known))
+    else:
+        lowered.check(f"mlp_loss {members()} {(call.plan, layout, row_loss.text)}", by_kernel, packed, known)
+        summed = lax.platform_dependent(packed, known, cuda=by_kernel, default=plain)
+        results = lax.platform_dependent(
+            summed.numbers, row_loss.known_after(known), cuda=later.from_terms, default=later.from_numbers
+        )
+    total, rest, _, _ = row_loss.completed(known, results)
+    return Found(total, rest, summed.gradient, summed.norm)
+
+
+class _Summed(NamedTuple):
+    """A gradient, its norm, and the numbers that total and metrics follow from."""
+
+    gradient: jax.Array
+    norm: jax.Array
+    numbers: jax.Array
+
+
+def _added(sums: Sums, holes: Sequence[tuple[int, int]], interpret: bool) -> tuple[jax.Array, jax.Array]:
+    """Return the gradient `[size]`, and sums of squares that add up to that of its norm; holes are left out."""
+    if len(sums.gradient) == 1:
+        return sums.gradient[0], sums.squares[0]
+    return partial_sums.added(sums.gradient, holes, interpret)
+
+
+def _sum(numbers: jax.Array) -> jax.Array:
+    """The sum of a short vector, added one by one: XLA computes that where it is used, without a launch of its own."""
+    return functools.reduce(jnp.add, list(numbers))
+
+
+@dataclass(frozen=True)
+class _Later:
+    """What follows from sums over the rows, computed apart from them: that can wait until all gradient steps are done.
+
+    On CUDA, the numbers that it needs are the sums of each program; elsewhere, they are the results themselves.
+    """
+
+    loss: RowLoss
+    plan: Plan
+
+    @property
+    def _terms(self) -> tuple[int, int, int]:
+        return self.plan.backward_programs, self.plan.networks, max(1, len(self.loss.owners))
+
+    def padded(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        """Arrays as one vector, equally long on all platforms."""
+        results = sum(math.prod(value.shape) for value in self.loss.summed_outputs)
+        vector = jnp.concatenate([jnp.zeros(0), *(array.astype(jnp.float32).reshape(-1) for array in arrays)])
+        return jnp.pad(vector, (0, max(math.prod(self._terms), results) - len(vector)))
+
+    def from_terms(self, numbers: jax.Array, known: Mapping[int, Any]) -> list[jax.Array]:
+        """Compute the results from the sums of each program."""
+        terms = numbers[: math.prod(self._terms)].reshape(self._terms)
+        return self.loss.summed(known, jnp.sum(terms, axis=0))
+
+    def numbers(self, found: Found) -> jax.Array:
+        """The results of plain JAX."""
+        leaves = zip(jax.tree.leaves((found.total, found.others)), self.loss.program.outputs, strict=False)
+        return self.padded([leaf for leaf, value in leaves if value.level == CARRIED])
+
+    def from_numbers(self, numbers: jax.Array, known: Mapping[int, Any]) -> list[jax.Array]:
+        """Undo `numbers`; what is not in total and metrics is not used."""
+        found, begin = [], 0
+        for value in self.loss.summed_outputs:
+            end = begin + math.prod(value.shape)
+            found.append(numbers[begin:end].reshape(value.shape).astype(value.dtype))
+            begin = end
+        return found
 
 
 class _Call(NamedTuple):
@@ -195,7 +267,8 @@ def _call(
 def _plan(plan: Plan) -> Plan:
     """The plan of the MLPs, tuned for this kernel."""
     if members() == 1:
-        return replace(plan, backward_block_rows=BLOCK_ROWS, backward_num_warps=NUM_WARPS)
+        rows = FEW_BLOCK_ROWS if plan.rows <= FEW_ROWS else BLOCK_ROWS
+        return replace(plan, backward_block_rows=min(rows, BLOCK_ROWS), backward_num_warps=NUM_WARPS)
     rows = min(MEMBER_BLOCK_ROWS, max(mlp.FEWEST_ROWS, plan.block_rows))
     return replace(plan, backward_block_rows=rows, backward_num_warps=MEMBER_NUM_WARPS)
 

@@ -14,19 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lehr.kernels.mlp_programs import (
-    ACTIVATIONS,
-    Plan,
-    bias_places,
-    dot,
-    gradient_shape,
-    is_transposed,
-    kernel_gradient,
-    kernel_places,
-    padded,
-    pl,
-    triton,
-)
+from lehr.kernels.mlp_blocks import Weights, backward_block, forward_block, is_transposed, no_sums, totals
+from lehr.kernels.mlp_plan import Plan, padded, pl, triton
+from lehr.kernels.mlp_programs import Layer, bias_places, filled_blocks, kernel_places
 from lehr.kernels.row_loss import RowLoss, Terms, WithoutMatrices
 from lehr.kernels.row_program import Value
 
@@ -41,14 +31,14 @@ class Layout:
 
 
 class Sums(NamedTuple):
-    """What a launch computes."""
+    """What a launch computes: sums over the rows of each program."""
 
     gradient: jax.Array
-    """`[size]`: of the layers; what belongs to no layer is undefined."""
-    squares: jax.Array | None
-    """`[]`: the sum of the squares of the layers' gradients; `None` if they were summed after the launch."""
+    """`[programs, size]`: of the layers; what belongs to no layer is undefined."""
+    squares: jax.Array
+    """`[programs, networks]`: the sums of the squares of the gradients of each network's layers."""
     terms: jax.Array
-    """`[networks, sums]`: the sums over the rows of the loss's terms, as each network's program computes them."""
+    """`[programs, networks, sums]`: the sums of the loss's terms, as each network's program computes them."""
 
 
 def gradients(
@@ -66,7 +56,7 @@ def gradients(
     """
     programs, count = plan.backward_programs, len(loss.owners)
     given = [known[value.number] for value in loss.inputs]
-    widths = layout.size + plan.interpret, plan.networks, plan.networks * max(1, count)
+    widths = layout.size + plan.interpret, plan.networks, plan.networks * max(1, count) + plan.interpret
     outputs = pl.pallas_call(
         functools.partial(_program, plan, layout, loss),
         out_shape=[jax.ShapeDtypeStruct((programs, width), jnp.float32) for width in widths],
@@ -76,9 +66,9 @@ def gradients(
         interpret=plan.interpret,
         name="mlp_loss",
     )(x.reshape(-1), vector, *(jnp.asarray(array).reshape(-1).astype(_held(array.dtype)) for array in given))
-    gradient, squares, terms = (jnp.sum(partial, axis=0) for partial in outputs)
-    terms = terms.reshape(plan.networks, -1)
-    return Sums(gradient[: layout.size], jnp.sum(squares) if programs == 1 else None, terms)
+    gradient, squares, terms = outputs
+    terms = terms[:, : plan.networks * max(1, count)].reshape(programs, plan.networks, -1)
+    return Sums(gradient[:, : layout.size], squares, terms)
 
 
 def _program(plan: Plan, layout: Layout, loss: RowLoss, x_ref: Any, vector_ref: Any, *refs: Any) -> None:
@@ -86,39 +76,52 @@ def _program(plan: Plan, layout: Layout, loss: RowLoss, x_ref: Any, vector_ref: 
     rows, blocks, network = plan.backward_block_rows, plan.blocks_per_program, pl.program_id(1)
     first = pl.program_id(0) * (blocks * rows)
     places = _Places(plan, layout, network)
-    layers = [places.load(vector_ref, number) for number in range(len(places.sizes))]
-    activate, derivative = ACTIVATIONS[plan.activation]
+    weights = Weights.of(plan, [places.load(vector_ref, number) for number in range(len(places.sizes))])
     refs_by_number = {value.number: ref for value, ref in zip(loss.inputs, given, strict=True)}
 
-    def block(index: jax.Array | int, sums: Any) -> Any:
+    def block(index: jax.Array, sums: Any) -> Any:
         begin = first + index * rows
         loader = _Loader(plan, refs_by_number, begin)
-        before, inputs = [], [_load_inputs(plan, x_ref, begin)]
-        for kernel, bias in layers[:-1]:
-            before.append(dot(plan, inputs[-1], kernel) + bias[None, :])
-            inputs.append(activate(before[-1]))
-        outputs = dot(plan, inputs[-1], layers[-1][0]) + layers[-1][1][None, :]
-        terms = loss.terms(_cells(plan, outputs, network), loader)
-        d = _derivatives(plan, terms, outputs.shape, network, loader.mask)
-        totals = [total + loader.masked(term) for total, term in zip(sums[1], terms.sums, strict=True)]
-        new = []
-        for number in reversed(range(len(layers))):
-            dkernel, dbias = sums[0][number]
-            new.append((dkernel + kernel_gradient(plan, inputs[number], d), dbias + jnp.sum(d, axis=0)))
-            if number > 0:
-                d = dot(plan, d, layers[number][0], (1, 1)) * derivative(before[number - 1], inputs[number])
-        return new[::-1], totals
+        forward = forward_block(plan, weights, _load_inputs(plan, x_ref, begin))
+        terms = loss.terms(_cells(plan, forward.outputs, network), loader)
+        d = _derivatives(plan, terms, forward.outputs.shape, network, loader.mask)
+        new = [total + loader.masked(term) for total, term in zip(sums[1], terms.sums, strict=True)]
+        return backward_block(plan, weights, forward, d, sums[0])[0], new
 
-    zeros = [(jnp.zeros(gradient_shape(kernel.shape)), jnp.zeros(bias.shape)) for kernel, bias in layers]
-    start = zeros, [jnp.zeros(rows)] * len(loss.owners)
-    found, totals = block(0, start) if blocks == 1 else lax.fori_loop(0, blocks, block, start)
+    start = no_sums(plan, weights), [jnp.zeros(rows)] * len(loss.owners)
+    sums, terms = lax.fori_loop(0, filled_blocks(plan, first), block, start)
+    found = totals(plan, weights, sums)
     for number, layer in enumerate(found):
         places.store(gradient_ref, number, layer)
     # Padding has no gradient, so it adds nothing.
-    squares = [jnp.sum(jnp.square(part)) for layer in found for part in layer]
-    triton.store(squares_ref.at[network], functools.reduce(operator.add, squares))
-    for index, total in enumerate(totals):
-        triton.store(terms_ref.at[network * len(totals) + index], jnp.sum(total))
+    triton.store(squares_ref.at[network], _sum_of_squares(found))
+    _store_terms(plan, terms_ref, network, terms)
+
+
+def _store_terms(plan: Plan, ref: Any, network: jax.Array, terms: Sequence[jax.Array]) -> None:
+    """Store the sum of each of the terms, which are columns of one matrix, as every sum over threads takes long."""
+    if not terms:
+        return
+    at = lax.broadcasted_iota(jnp.int32, (plan.backward_block_rows, padded(len(terms))), 1)
+    columns = jnp.zeros(at.shape)
+    for number, term in enumerate(terms):
+        columns = jnp.where(at == number, term[:, None], columns)
+    index, inside = bias_places(len(terms), at.shape[1])
+    place = network * len(terms) + index
+    if plan.interpret:  # as in `_Places.store`
+        place = jnp.where(index < len(terms), place, plan.networks * len(terms))
+    triton.store(ref.at[place], jnp.sum(columns, axis=0), mask=inside)
+
+
+def _sum_of_squares(layers: Sequence[Sequence[jax.Array]]) -> jax.Array:
+    """Of all gradients; those of one shape are added first, as in `_store_terms`."""
+    by_shape: dict[tuple[int, ...], jax.Array] = {}
+    for part in (part for layer in layers for part in layer):
+        by_shape[part.shape] = by_shape.get(part.shape, 0.0) + jnp.square(part)
+    for shape in [shape for shape in by_shape if len(shape) == 2]:
+        by_row = jnp.sum(by_shape.pop(shape), axis=1)
+        by_shape[by_row.shape] = by_shape.get(by_row.shape, 0.0) + by_row
+    return functools.reduce(operator.add, (jnp.sum(part) for part in by_shape.values()))
 
 
 class _Places:
@@ -148,10 +151,11 @@ class _Places:
         begins = self._own(self.layout.kernels[number]), self._own(self.layout.biases[number])
         return [(begins[0] + kernel, kernel_mask), (begins[1] + bias, bias_mask)]
 
-    def load(self, ref: Any, number: int) -> list[jax.Array]:
+    def load(self, ref: Any, number: int) -> Layer:
         """Load a layer, padded with zeros."""
         parts = self._of(number, transposed=False)
-        return [triton.load(ref.at[at], mask=mask, other=None if mask is None else 0.0) for at, mask in parts]
+        kernel, bias = (triton.load(ref.at[at], mask=mask, other=None if mask is None else 0.0) for at, mask in parts)
+        return kernel, bias
 
     def store(self, ref: Any, number: int, layer: Sequence[jax.Array]) -> None:
         """Store the gradients of a layer."""

@@ -1,6 +1,6 @@
 """The two GPU programs of the fused MLP, written with Pallas for its Triton backend; see `lehr.kernels.mlp`.
 
-- forward: each program loads a block of rows and the weights of one network, and stores the outputs;
+- forward: each program loads the weights of one network and evaluates it on a few blocks of rows;
 - backward: each program processes many blocks, accumulates the gradients of the weights on chip, and stores one partial
   sum; the partial sums are then added in a fixed order, so that results are the same from run to run.
 
@@ -9,135 +9,44 @@ evaluating them. On chip, every layer is padded with zeros to sizes that the mat
 """
 
 import functools
-import importlib
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-pl: Any
-triton: Any
-try:
-    pl, triton = map(importlib.import_module, ("jax.experimental.pallas", "jax.experimental.pallas.triton"))
-except ImportError:  # later JAX versions may drop this backend: use plain JAX
-    pl = triton = None
+from lehr.kernels.mlp_blocks import (
+    ACTIVATIONS,
+    Sums,
+    Weights,
+    backward_block,
+    dot,
+    forward_block,
+    is_transposed,
+    no_sums,
+    totals,
+)
+from lehr.kernels.mlp_plan import Plan, padded, pl, triton
+
+__all__ = [
+    "ACTIVATIONS",
+    "Layer",
+    "Layers",
+    "Plan",
+    "backward",
+    "bias_places",
+    "filled_blocks",
+    "forward",
+    "kernel_places",
+    "padded",
+    "pl",
+    "triton",
+]
 
 Layer: TypeAlias = tuple[jax.Array, jax.Array]
 """A kernel `[i, o]` and a bias `[o]`; for M networks `[M, i, o]` and `[M, o]`."""
 Layers: TypeAlias = Sequence[Layer]
-
-NARROW = 64
-"""The gradient of a layer with fewer inputs than this is computed transposed, to suit the matrix units."""
-
-
-def _gelu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
-    return jax.jvp(jax.nn.gelu, (z,), (jnp.ones_like(z),))[1]
-
-
-def _silu_derivative(z: jax.Array, y: jax.Array) -> jax.Array:
-    gate = jax.nn.sigmoid(z)
-    return gate * (1.0 + z * (1.0 - gate))
-
-
-_Activation: TypeAlias = tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array, jax.Array], jax.Array]]
-"""y = f(z), and f'(z) from z and y. A derivative that only uses y keeps z out of the registers."""
-
-ACTIVATIONS: dict[str, _Activation] = {
-    "tanh": (jnp.tanh, lambda z, y: 1.0 - y * y),
-    "relu": (lambda z: jnp.maximum(z, 0.0), lambda z, y: jnp.where(y > 0.0, 1.0, 0.0)),
-    "gelu": (jax.nn.gelu, _gelu_derivative),
-    "silu": (jax.nn.silu, _silu_derivative),
-    "elu": (jax.nn.elu, lambda z, y: jnp.where(y > 0.0, 1.0, y + 1.0)),
-}
-"""All of them have f(0) = 0: the padding stays zero from layer to layer."""
-
-
-class Place(NamedTuple):
-    """Where a gradient is stored."""
-
-    array: int
-    begin: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything static about a call: sizes and tuning."""
-
-    rows: int
-    first: int
-    """The first of the networks to evaluate, among those that the hidden layers hold."""
-    inputs: int
-    hidden: tuple[int, ...]
-    widths: tuple[int, ...]
-    """The number of outputs of each network to evaluate."""
-    activation: str
-    precision: Any
-    block_rows: int
-    num_warps: int
-    backward_block_rows: int
-    backward_num_warps: int
-    programs: int
-    """Of the backward program, for each member of a population."""
-    interpret: bool
-
-    @property
-    def networks(self) -> int:
-        """The number of networks to evaluate."""
-        return len(self.widths)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The inputs of each layer, and the outputs of the widest head."""
-        return (self.inputs, *self.hidden, max(self.widths))
-
-    @property
-    def backward_programs(self) -> int:
-        """The number of backward programs of each network."""
-        return pl.cdiv(self.rows, self.blocks_per_program * self.backward_block_rows)
-
-    @functools.cached_property
-    def gradient_places(self) -> list[tuple[Place, Place]]:
-        """Of each layer: where the backward program stores the gradients of its kernel and its bias, padded.
-
-        Partial sums of several programs are one array, so that they are added by one launch; otherwise every gradient
-        is an array of its own, which nothing has to be cut out of.
-        """
-        found, array, begin = [], 0, 0
-        for n_in, n_out in itertools.pairwise(map(padded, self.sizes)):
-            if self.backward_programs == 1:
-                found.append((Place(array, 0), Place(array + 1, 0)))
-                array += 2
-            else:
-                found.append((Place(0, begin), Place(0, begin + n_in * n_out)))
-                begin += (n_in + 1) * n_out
-        return found
-
-    @functools.cached_property
-    def gradient_sizes(self) -> list[int]:
-        """The length of each array of gradients."""
-        pairs = list(itertools.pairwise(map(padded, self.sizes)))
-        if self.backward_programs == 1:
-            return [size for n_in, n_out in pairs for size in (n_in * n_out, n_out)]
-        return [sum((n_in + 1) * n_out for n_in, n_out in pairs)]
-
-    @property
-    def probe(self) -> "Plan":
-        """The smallest plan with the same programs and masks, valid for any number of rows."""
-        return replace(self, rows=self.block_rows + 1)
-
-    @property
-    def blocks_per_program(self) -> int:
-        """Blocks of rows per backward program."""
-        return pl.cdiv(pl.cdiv(self.rows, self.backward_block_rows), max(1, self.programs // self.networks))
-
-
-def padded(size: int) -> int:
-    """The size that is computed with: a power of two from 16 on, as the matrix units require."""
-    return max(16, pl.next_power_of_2(size))
 
 
 def forward(plan: Plan, x: jax.Array, hidden: Layers, heads: Layers) -> jax.Array:
@@ -149,16 +58,16 @@ def forward(plan: Plan, x: jax.Array, hidden: Layers, heads: Layers) -> jax.Arra
         hidden: `[M, i, o]` and `[M, o]` each, of all M networks.
         heads: `[i, O]` and `[O]` for each network to evaluate, which is one of consecutive ones.
     """
-    rows = plan.block_rows
+    rows = plan.block_rows * plan.blocks_per_forward_program
     return pl.pallas_call(
         functools.partial(_forward_program, plan),
         out_shape=jax.ShapeDtypeStruct((plan.networks, plan.rows, plan.sizes[-1]), x.dtype),
         grid=(pl.cdiv(plan.rows, rows), plan.networks),
         in_specs=[
-            pl.BlockSpec((rows, padded(plan.inputs)), lambda block, network: (block, 0)),
+            pl.BlockSpec((rows, padded(plan.inputs)), lambda program, network: (program, 0)),
             *_weight_specs(plan, hidden, heads),
         ],
-        out_specs=pl.BlockSpec((None, rows, padded(plan.sizes[-1])), lambda block, network: (network, block, 0)),
+        out_specs=pl.BlockSpec((None, rows, padded(plan.sizes[-1])), lambda program, network: (network, program, 0)),
         compiler_params=triton.CompilerParams(num_warps=plan.num_warps, num_stages=1),
         interpret=plan.interpret,
         name="fused_mlp_forward",
@@ -167,14 +76,22 @@ def forward(plan: Plan, x: jax.Array, hidden: Layers, heads: Layers) -> jax.Arra
 
 def _forward_program(plan: Plan, x_ref: Any, *refs: Any) -> None:
     *weights, out_ref = refs
-    begin = pl.program_id(0) * plan.block_rows
-    inside = plan.rows % plan.block_rows == 0
-    y = _load_rows(plan, x_ref, begin, plan.inputs, inside)
-    activate, _ = ACTIVATIONS[plan.activation]
-    for index, (kernel, bias) in enumerate(_layers(plan, weights)):
-        y = dot(plan, y, kernel()) + bias()[None, :]
-        y = y if index == len(plan.hidden) else activate(y)
-    triton.store(out_ref, y, mask=_mask(plan, begin, y.shape, plan.sizes[-1], inside))
+    rows, blocks = plan.block_rows, plan.blocks_per_forward_program
+    first = pl.program_id(0) * (blocks * rows)
+    inside = plan.rows % (blocks * rows) == 0
+    network = Weights.of(plan, _layers(plan, weights))
+
+    def block(index: jax.Array | int, _: None) -> None:
+        begin = first + index * rows
+        here = (pl.ds(index * rows, rows), slice(None))
+        x = _load_rows(plan, x_ref.at[here], begin, plan.inputs, inside)
+        y = forward_block(plan, network, x, is_alone=True).outputs
+        triton.store(out_ref.at[here], y, mask=_mask(plan, begin, y.shape, plan.sizes[-1], inside))
+
+    if blocks == 1:
+        block(0, None)
+    else:
+        lax.fori_loop(0, blocks, block, None)
 
 
 def backward(
@@ -236,34 +153,23 @@ def _backward_program(plan: Plan, x_ref: Any, gradient_ref: Any, *refs: Any) -> 
     rows, blocks = plan.backward_block_rows, plan.blocks_per_program
     first = pl.program_id(0) * (blocks * rows)
     inside = plan.rows % (blocks * rows) == 0
-    activate, derivative = ACTIVATIONS[plan.activation]
-    layers = [(kernel(), bias()) for kernel, bias in _layers(plan, weights)]
+    network = Weights.of(plan, _layers(plan, weights))
 
-    def block(index: jax.Array, sums: list[Layer]) -> list[Layer]:
+    def block(index: jax.Array, sums: Sums) -> Sums:
         # Rows past the end are zeros with zero gradient, so they add nothing.
         begin = first + index * rows
         here = (pl.ds(index * rows, rows), slice(None))
         x = _load_rows(plan, x_ref.at[here], begin, plan.inputs, inside)
         d = _load_rows(plan, gradient_ref.at[here], begin, plan.sizes[-1], inside)
-        before, inputs = [], [x]
-        for kernel, bias in layers[:-1]:
-            before.append(dot(plan, inputs[-1], kernel) + bias[None, :])
-            inputs.append(activate(before[-1]))
-        new = []
-        for number in reversed(range(len(layers))):
-            dkernel, dbias = sums[number]
-            new.append((dkernel + kernel_gradient(plan, inputs[number], d), dbias + jnp.sum(d, axis=0)))
-            if number > 0:
-                d = dot(plan, d, layers[number][0], (1, 1)) * derivative(before[number - 1], inputs[number])
+        sums, d = backward_block(plan, network, forward_block(plan, network, x, wants_outputs=False), d, sums)
         for dx_ref in dx_refs:
-            dx = dot(plan, d, layers[0][0], (1, 1))
+            dx = dot(plan, d, network.first, (1, 1))
             triton.store(dx_ref.at[here], dx, mask=_mask(plan, begin, dx.shape, plan.inputs, inside))
-        return new[::-1]
+        return sums
 
-    zeros = [(jnp.zeros(gradient_shape(kernel.shape)), jnp.zeros(bias.shape)) for kernel, bias in layers]
-    sums = lax.fori_loop(0, blocks, block, zeros)
+    sums = lax.fori_loop(0, filled_blocks(plan, first), block, no_sums(plan, network))
     for size, after, (kernel_at, bias_at), (dkernel, dbias) in zip(
-        plan.sizes, plan.sizes[1:], plan.gradient_places, sums, strict=False
+        plan.sizes, plan.sizes[1:], plan.gradient_places, totals(plan, network, sums), strict=False
     ):
         n_in, n_out = padded(size), padded(after)
         places, _ = kernel_places(n_in, n_out, transposed=is_transposed(n_in))
@@ -271,24 +177,16 @@ def _backward_program(plan: Plan, x_ref: Any, gradient_ref: Any, *refs: Any) -> 
         triton.store(partial_refs[bias_at.array].at[bias_at.begin + bias_places(n_out)[0]], dbias)
 
 
-def is_transposed(n_in: int) -> bool:
-    """Whether the gradient of a kernel with so many inputs, padded, is computed transposed."""
-    return n_in < NARROW
-
-
-def gradient_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which the gradient of a kernel is computed."""
-    return shape[::-1] if is_transposed(shape[0]) else shape
-
-
-def kernel_gradient(plan: Plan, inputs: jax.Array, d: jax.Array) -> jax.Array:
-    """Return the sum over rows of inputs ⊗ d, `[i, o]` or transposed."""
-    if is_transposed(inputs.shape[1]):
-        return dot(plan, d, inputs, (0, 0))
-    return dot(plan, inputs, d, (0, 0))
-
-
 # --- shared by both programs
+
+
+def filled_blocks(plan: Plan, first: jax.Array) -> jax.Array:
+    """How many of a backward program's blocks have rows, the first of which is given.
+
+    A number that is not known when the kernel is compiled: unrolled loops need more registers than there are.
+    """
+    rows = plan.backward_block_rows
+    return jnp.minimum(plan.blocks_per_program, (plan.rows - first + (rows - 1)) // rows)
 
 
 def _flat(hidden: Layers, heads: Layers) -> list[jax.Array]:
@@ -310,15 +208,15 @@ def _weight_specs(plan: Plan, hidden: Layers, heads: Layers) -> list[Any]:
     return [spec(index, array) for index, array in enumerate(_flat(hidden, heads))]
 
 
-def _layers(plan: Plan, refs: Sequence[Any]) -> list[tuple[Callable[[], jax.Array], Callable[[], jax.Array]]]:
-    """For each layer of a program's network, what loads its kernel and its bias, padded with zeros."""
+def _layers(plan: Plan, refs: Sequence[Any]) -> list[Layer]:
+    """Load the kernel and the bias of each layer of a program's network, padded with zeros."""
     pairs = list(zip(refs[::2], refs[1::2], strict=True))
     depth = len(plan.hidden)
-    found = []
-    for (kernel, bias), n_in, n_out in zip(pairs[:depth], plan.sizes, plan.hidden, strict=False):
-        found.append((functools.partial(_load_kernel, kernel, n_in, n_out), functools.partial(_load_bias, bias, n_out)))
-    heads = pairs[depth:]
-    return [*found, (lambda: _own_head(plan, heads, 0), lambda: _own_head(plan, heads, 1))]
+    found = [
+        (_load_kernel(kernel, n_in, n_out), _load_bias(bias, n_out))
+        for (kernel, bias), n_in, n_out in zip(pairs[:depth], plan.sizes, plan.hidden, strict=False)
+    ]
+    return [*found, (_own_head(plan, pairs[depth:], 0), _own_head(plan, pairs[depth:], 1))]
 
 
 def _own_head(plan: Plan, heads: Sequence[tuple[Any, Any]], part: int) -> jax.Array:
@@ -373,12 +271,6 @@ def bias_places(n_out: Any, wide: int | None = None) -> tuple[jax.Array, jax.Arr
 
 def _is_padded(n_out: Any, wide: int) -> bool:
     return not isinstance(n_out, int) or n_out < wide
-
-
-def dot(plan: Plan, a: jax.Array, b: jax.Array, contract: tuple[int, int] = (1, 0)) -> jax.Array:
-    """Multiply two matrices over one axis of each."""
-    axes = (((contract[0],), (contract[1],)), ((), ()))
-    return lax.dot_general(a, b, axes, precision=plan.precision, preferred_element_type=jnp.float32)
 
 
 def _load_rows(plan: Plan, ref: Any, begin: jax.Array, width: int, inside: bool) -> jax.Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lehr.kernels.row_program import CARRIED, STATIC, Operation, Program, Unsupported, Value
 from lehr.kernels.row_rules import evaluate
-from lehr.kernels.row_values import Columns, Loader, cells_of, filled, without_rows
+from lehr.kernels.row_values import Columns, Loader, Span, cells_of, filled, without_rows
 from lehr.types import PyTree
 
 
@@ -112,6 +112,15 @@ class RowLoss:
             known: from `known`.
             sums: `[N, S]`: the sums over all rows, in their order, as found with the outputs of each network.
         """
+        return self.completed(known, self.summed(known, sums))
+
+    def summed(self, known: Mapping[int, Any], sums: jax.Array) -> list[jax.Array]:
+        """Return those of the others that follow from sums over the rows, as `summed_outputs` lists them.
+
+        Args:
+            known: from `known`; what `known_after` selects is enough.
+            sums: as for `others`.
+        """
         values = dict(known)
         sums = sums[np.asarray(self.owners, int), np.arange(len(self.owners))]
         for operation in self.sums:
@@ -121,6 +130,21 @@ class RowLoss:
         for operation in self.after:
             inputs = [one.static if one.level == STATIC else values[one.number] for one in operation.inputs]
             values |= {one.number: x for one, x in zip(operation.outputs, operation.apply(inputs), strict=True)}
+        return [self._output(one, values) for one in self.summed_outputs]
+
+    @property
+    def summed_outputs(self) -> list[Value]:
+        """Those of the others that follow from sums over the rows."""
+        return [value for value in self.program.outputs if value.level == CARRIED]
+
+    def known_after(self, known: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what is known and needed after the sums over the rows."""
+        needed = {value.number for operation in self.after for value in operation.inputs}
+        return {number: value for number, value in known.items() if number in needed}
+
+    def completed(self, known: Mapping[int, Any], summed: Sequence[jax.Array]) -> PyTree:
+        """Return all of the others, from `summed`."""
+        values = dict(known) | {one.number: x for one, x in zip(self.summed_outputs, summed, strict=True)}
         found = [self._output(one, values) for one in self.program.outputs]
         # The derivatives come first in the structure of what the function returns.
         return jax.tree.unflatten(self.structure, [None] * len(self.widths) + found)[1]
@@ -168,11 +192,7 @@ def _vector(cell: jax.Array, loader: Loader) -> jax.Array:
 class WithoutMatrices:
     """A loader for a loss, which has no weights."""
 
-    def whole(self, value: Value) -> jax.Array:
-        """Refuse."""
-        raise Unsupported("a matrix in the loss")
-
-    def part(self, value: Value, *, row: int | None = None, column: int | None = None) -> jax.Array:
+    def part(self, value: Value, axis: int | None, index: tuple[int | Span, ...]) -> jax.Array:
         """Refuse."""
         raise Unsupported("a matrix in the loss")
 

@@ -24,12 +24,17 @@ from lehr.kernels.row_values import (
     batch_axis,
     cells_of,
     filled,
+    is_wide,
     scalar_of,
+    spans,
     without_rows,
 )
 
-MOST_WEIGHTS = 128 * 128
-"""Larger layers do not fit on chip for all steps."""
+MOST_WEIGHTS = 512 * 512
+"""Larger layers are left to the compiler: loading them in each step takes longer than launching more kernels."""
+
+AHEAD = 2
+"""Tiles of weights that are loaded ahead of their product."""
 
 
 def evaluate(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
@@ -50,11 +55,12 @@ def _elementwise(
     function: Callable[..., jax.Array], operation: Operation, inputs: Sequence[Given], loader: Loader
 ) -> Block:
     shape, axis = operation.outputs[0].shape, batch_axis(inputs)
-    if any(isinstance(x, Matrix) for x in inputs) or math.prod(without_rows(shape, axis)) > MOST_COLUMNS:
+    if any(isinstance(x, Matrix) for x in inputs) or is_wide(shape, axis):
         if len(shape) != 2 or axis != 0:
             raise Unsupported(f"a wide array {shape}")
-        size = (loader.block, shape[1])
-        return Matrix(function(*(jnp.broadcast_to(_wide(x, loader), size) for x in inputs)))
+        sizes = [(loader.block, width) for _, width in spans(shape[1])]
+        tiles = zip(sizes, *(_wide(x, shape[1], loader) for x in inputs), strict=True)
+        return Matrix(tuple(function(*(jnp.broadcast_to(x, size) for x in tile)) for size, *tile in tiles))
     out = without_rows(shape, axis)
     parts = [np.broadcast_to(cells_of(x, axis, loader), out) for x in inputs]
     return Columns(
@@ -66,21 +72,24 @@ def _vectors(loader: Loader, cells: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.broadcast_to(cell, (loader.block,)) for cell in cells]
 
 
-def _wide(given: Given, loader: Loader) -> jax.Array:
-    """Any input of a wide elementwise operation, such that it broadcasts to `[B, K]`."""
+def _wide(given: Given, columns: int, loader: Loader) -> list[jax.Array]:
+    """The tiles of any input of a wide elementwise operation, such that they broadcast to `[B, W]`."""
     if isinstance(given, Matrix):
-        return given.block
+        return list(given.tiles)
+    places = spans(columns)
     if isinstance(given, Columns):
         if given.cells.size != 1:
             raise Unsupported("columns beside a wide array")
-        return given.cells.flat[0].reshape(-1, 1)
-    if given.static is not None and (given.static == given.static.flat[0]).all():
-        return scalar_of(given, loader)
-    if not given.shape:
-        return scalar_of(given, loader)
-    if len(given.shape) != 2 or given.shape[0] != 1:
+        return [given.cells.flat[0].reshape(-1, 1)] * len(places)
+    if not given.shape or (given.static is not None and (given.static == given.static.flat[0]).all()):
+        return [scalar_of(given, loader)] * len(places)
+    if given.shape == (loader.rows, columns):
+        return [loader.part(given, 0, (0, span)) for span in places]
+    if given.shape == (loader.rows, 1):
+        return [loader.cell(given, 0, (0, 0)).reshape(-1, 1)] * len(places)
+    if given.shape != (1, columns):
         raise Unsupported(f"an array {given.shape} beside a wide array")
-    return loader.whole(given).reshape(1, -1)
+    return [loader.part(given, None, (0, span)).reshape(1, -1) for span in places]
 
 
 def _select(which: jax.Array, *cases: jax.Array) -> jax.Array:
@@ -125,7 +134,7 @@ def _reduction(combine: Callable[[Any, Any], Any], of_matrix: Callable[..., jax.
         if isinstance(given, Matrix):
             if tuple(axes) != (1,) or of_matrix is None:
                 raise Unsupported(f"{operation.primitive.name} of a wide array over {axes}")
-            return [Columns(0, filled((1,), [of_matrix(given.block, axis=1)]))]
+            return [Columns(0, filled((1,), [_reduced(combine, of_matrix, given)]))]
         assert isinstance(given, Columns)
         if given.axis in axes:
             raise Unsupported(f"{operation.primitive.name} over the rows")
@@ -136,6 +145,15 @@ def _reduction(combine: Callable[[Any, Any], Any], of_matrix: Callable[..., jax.
         return [Columns(given.axis - sum(one < given.axis for one in axes), cells)]
 
     return apply
+
+
+def _reduced(combine: Callable[[Any, Any], Any], of_matrix: Callable[..., jax.Array], given: Matrix) -> jax.Array:
+    """Reduce a wide array to `[B]`. Tiles of one width are combined first, so that fewer are reduced."""
+    by_width: dict[int, jax.Array] = {}
+    for tile in given.tiles:
+        width = tile.shape[1]
+        by_width[width] = combine(by_width[width], tile) if width in by_width else tile
+    return functools.reduce(combine, [of_matrix(tile, axis=1) for tile in by_width.values()])
 
 
 def _paired(combine: Callable[[Any, Any], Any], first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -183,21 +201,35 @@ def _product(operation: Operation, inputs: Sequence[Given], loader: Loader) -> l
     (over, batch) = operation.parameters["dimension_numbers"]
     if tuple(map(tuple, over)) != ((1,), (0,)) or any(map(tuple, batch)) or not isinstance(weights, Value):
         raise Unsupported("a product other than of rows with a matrix")
-    outer = weights.shape[1]
     if math.prod(weights.shape) > MOST_WEIGHTS:
         raise Unsupported(f"a layer of {weights.shape}")
     if isinstance(rows, Value) or weights.dtype != jnp.float32 or len(operation.outputs[0].shape) != 2:
         raise Unsupported("a product other than of rows with a matrix")
-    if outer > MOST_COLUMNS:
-        _check_power_of_two(outer)
     if isinstance(rows, Columns):
         return [_product_of_columns(rows, weights, loader)]
+    inner, outer = spans(weights.shape[0]), weights.shape[1]
     if outer > MOST_COLUMNS:
-        precision = operation.parameters["precision"]
-        axes = (((1,), (0,)), ((), ()))
-        return [Matrix(lax.dot_general(rows.block, loader.whole(weights), axes, precision, jnp.float32))]
-    by_column = [jnp.sum(rows.block * loader.part(weights, column=index)[None, :], axis=1) for index in range(outer)]
-    return [Columns(0, filled((1, outer), by_column))]
+        multiply = functools.partial(
+            lax.dot_general,
+            dimension_numbers=(((1,), (0,)), ((), ())),
+            precision=operation.parameters["precision"],
+            preferred_element_type=jnp.float32,
+        )
+        places = [(span, columns) for columns in spans(outer) for span in inner]
+        factors = [loader.part(weights, None, place) for place in places[:AHEAD]]
+        tiles: list[jax.Array] = []
+        for number, place in enumerate(places):
+            if number + AHEAD < len(places):
+                factors.append(loader.part(weights, None, places[number + AHEAD]))
+            term = multiply(rows.tiles[number % len(inner)], factors[number])
+            tiles = [*tiles, term] if place[0] == inner[0] else [*tiles[:-1], tiles[-1] + term]
+        return [Matrix(tuple(tiles))]
+    sums = []
+    for index in range(outer):
+        parts = [loader.part(weights, None, (span, index))[None, :] for span in inner]
+        terms = Matrix(tuple(tile * part for tile, part in zip(rows.tiles, parts, strict=True)))
+        sums.append(_reduced(operator.add, jnp.sum, terms))
+    return [Columns(0, filled((1, outer), sums))]
 
 
 def _product_of_columns(rows: Columns, weights: Value, loader: Loader) -> Block:
@@ -206,8 +238,12 @@ def _product_of_columns(rows: Columns, weights: Value, loader: Loader) -> Block:
         raise Unsupported("a product along the rows")
     entries = list(rows.cells.flat)
     if outer > MOST_COLUMNS:
-        terms = [entry[:, None] * loader.part(weights, row=index)[None, :] for index, entry in enumerate(entries)]
-        return Matrix(functools.reduce(operator.add, terms))
+        tiles = []
+        for span in spans(outer):
+            parts = [loader.part(weights, None, (index, span))[None, :] for index in range(len(entries))]
+            terms = [entry[:, None] * part for entry, part in zip(entries, parts, strict=True)]
+            tiles.append(functools.reduce(operator.add, terms))
+        return Matrix(tuple(tiles))
     sums = [
         functools.reduce(
             operator.add, [entry * loader.cell(weights, None, (index, out)) for index, entry in enumerate(entries)]
@@ -215,11 +251,6 @@ def _product_of_columns(rows: Columns, weights: Value, loader: Loader) -> Block:
         for out in range(outer)
     ]
     return Columns(0, filled((1, outer), sums))
-
-
-def _check_power_of_two(size: int) -> None:
-    if size & (size - 1):
-        raise Unsupported(f"a layer of {size}, which is not a power of two")
 
 
 _NAMES = """

@@ -1,5 +1,6 @@
 """Rules of operations that only rearrange the columns of a block of rows; see `lehr.kernels.row_rules`."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -19,7 +20,9 @@ from lehr.kernels.row_values import (
     cells_of,
     check_small,
     filled,
+    is_wide,
     scalar_of,
+    spans,
     without_rows,
 )
 
@@ -37,6 +40,8 @@ def shaped(rule: Callable[[Operation, Columns, Loader], Columns]) -> Rule:
         if isinstance(given, Matrix):
             if operation.outputs[0].shape == operation.inputs[0].shape and operation.primitive.name == "reshape":
                 return [given]
+            if operation.primitive.name == "slice":
+                return [_slice_of_matrix(operation, given)]
             raise Unsupported(f"{operation.primitive.name} of a wide array")
         assert isinstance(given, Columns)
         return [rule(operation, given, loader)]
@@ -58,10 +63,11 @@ def _broadcast(operation: Operation, inputs: Sequence[Given], loader: Loader) ->
     if shape[axis] != loader.rows:
         raise Unsupported("broadcast_in_dim along the rows")
     out = without_rows(shape, axis)
-    if math.prod(out) > MOST_COLUMNS:
+    if is_wide(shape, axis):
         if len(shape) != 2 or axis != 0 or given.cells.size != 1:
             raise Unsupported("broadcast_in_dim of a wide array")
-        return [Matrix(jnp.broadcast_to(given.cells.flat[0].reshape(-1, 1), (loader.block, shape[1])))]
+        cell = given.cells.flat[0].reshape(-1, 1)
+        return [Matrix(tuple(jnp.broadcast_to(cell, (loader.block, width)) for _, width in spans(shape[1])))]
     aligned = [1] * len(shape)
     for place, size in zip(places, given.cells.shape, strict=True):
         aligned[place] = size
@@ -103,6 +109,23 @@ def _slice(operation: Operation, given: Columns, loader: Loader) -> Columns:
     return Columns(given.axis, given.cells[tuple(places)])
 
 
+def _slice_of_matrix(operation: Operation, given: Matrix) -> Matrix:
+    begins, ends = operation.parameters["start_indices"], operation.parameters["limit_indices"]
+    is_dense = set(operation.parameters["strides"] or (1,)) == {1}
+    if (begins[0], ends[0]) != (0, operation.inputs[0].shape[0]) or not is_dense:
+        raise Unsupported("a slice of the rows, or with strides, of a wide array")
+    return _columns_of_matrix(given, begins[1], ends[1])
+
+
+def _columns_of_matrix(given: Matrix, begin: int, end: int) -> Matrix:
+    """Columns of a wide array: whole tiles, which are again the tiles of an array."""
+    places = spans(sum(tile.shape[1] for tile in given.tiles))
+    chosen = [(place, tile) for place, tile in zip(places, given.tiles, strict=True) if begin <= place[0] < end]
+    if end - begin <= MOST_COLUMNS or [(place[0] - begin, place[1]) for place, _ in chosen] != spans(end - begin):
+        raise Unsupported(f"columns {begin} to {end} of a wide array, which are not whole tiles")
+    return Matrix(tuple(tile for _, tile in chosen))
+
+
 def _gather(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
     """`x[..., indices, ...]` on one axis, with indices that are known while tracing."""
     given, numbers = inputs[0], operation.parameters["dimension_numbers"]
@@ -133,6 +156,11 @@ def _concatenate(operation: Operation, inputs: Sequence[Given], loader: Loader) 
     axis, along = batch_axis(inputs), operation.parameters["dimension"]
     if axis == along:
         raise Unsupported("concatenate along the rows")
+    if all(isinstance(x, Matrix) for x in inputs):
+        tiles = tuple(tile for x in inputs if isinstance(x, Matrix) for tile in x.tiles)
+        if [tile.shape[1] for tile in tiles] != [width for _, width in spans(operation.outputs[0].shape[1])]:
+            raise Unsupported("concatenate of wide arrays whose tiles are not those of the result")
+        return [Matrix(tiles)]
     check_small(without_rows(operation.outputs[0].shape, axis))
     return [Columns(axis, np.concatenate([cells_of(x, axis, loader) for x in inputs], along))]
 
@@ -172,9 +200,12 @@ def _unstack(operation: Operation, inputs: Sequence[Given], loader: Loader) -> l
 
 def _split(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
     (given,), along = inputs, operation.parameters["axis"]
-    if not isinstance(given, Columns) or given.axis == along:
-        raise Unsupported("split of the rows, or of a wide array")
     ends = np.cumsum(operation.parameters["sizes"])[:-1]
+    if isinstance(given, Matrix) and along == 1:
+        bounds = [0, *map(int, ends), operation.inputs[0].shape[1]]
+        return [_columns_of_matrix(given, begin, end) for begin, end in itertools.pairwise(bounds)]
+    if not isinstance(given, Columns) or given.axis == along:
+        raise Unsupported("split of the rows")
     return [Columns(given.axis, part) for part in np.split(given.cells, ends, along)]
 
 

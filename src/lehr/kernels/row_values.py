@@ -2,7 +2,8 @@
 
 A small array with one row per environment, `[N, 4]` say, is kept as four vectors `[B]`, one per column, so that
 slicing, stacking and transposing it costs nothing and everything else is elementwise. An array with more columns than
-`MOST_COLUMNS`, such as the activations of a layer, is kept as a matrix `[B, K]` for the matrix units.
+`MOST_COLUMNS`, such as the activations of a layer, is kept as matrices `[B, K]` for the matrix units, each as wide as a
+power of two: 192 columns as 128 and 64.
 """
 
 import math
@@ -19,6 +20,12 @@ from lehr.kernels.row_program import Operation, Unsupported, Value
 MOST_COLUMNS = 32
 """Arrays with more columns are matrices."""
 
+LEAST_WIDTH, MOST_WIDTH = 16, 128
+"""Columns of a tile of a matrix; the matrix units take no fewer than 16."""
+
+Span: TypeAlias = tuple[int, int]
+"""Where columns begin, and their number."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -32,9 +39,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Matrix:
-    """An array `[N, K]` as a block `[B, K]`."""
+    """An array `[N, K]` as tiles `[B, W]` beside each other; see `spans`."""
 
-    block: jax.Array
+    tiles: tuple[jax.Array, ...]
 
 
 Block: TypeAlias = Columns | Matrix
@@ -51,11 +58,8 @@ class Loader(Protocol):
     def cell(self, value: Value, axis: int | None, index: tuple[int, ...]) -> jax.Array:
         """Load one entry, a scalar; if it has a batch axis, a vector `[B]`."""
 
-    def whole(self, value: Value) -> jax.Array:
-        """Load all of a value that is the same for all rows."""
-
-    def part(self, value: Value, *, row: int | None = None, column: int | None = None) -> jax.Array:
-        """Load a row or a column of a matrix that is the same for all rows."""
+    def part(self, value: Value, axis: int | None, index: tuple[int | Span, ...]) -> jax.Array:
+        """Load all entries along the spans; if it has a batch axis, for each row: `[B, W]`."""
 
 
 Given: TypeAlias = "Block | Value"
@@ -94,6 +98,28 @@ def scalar_of(given: Value, loader: Loader) -> jax.Array:
     if given.static is not None:
         return jnp.asarray(given.static.flat[0], given.dtype)
     return loader.cell(given, None, ())
+
+
+def spans(columns: int) -> list[Span]:
+    """The tiles of a wide array, the widest first.
+
+    >>> spans(64), spans(320)
+    ([(0, 64)], [(0, 128), (128, 128), (256, 64)])
+    """
+    if columns % LEAST_WIDTH:
+        raise Unsupported(f"a layer of {columns}, which is not a multiple of {LEAST_WIDTH}")
+    found, begin, width = [], 0, MOST_WIDTH
+    while begin < columns:
+        while width > columns - begin:
+            width //= 2
+        found.append((begin, width))
+        begin += width
+    return found
+
+
+def is_wide(shape: Sequence[int], axis: int = 0) -> bool:
+    """Whether an array with this batch axis is kept in tiles."""
+    return math.prod(without_rows(shape, axis)) > MOST_COLUMNS
 
 
 def filled(shape: tuple[int, ...], items: Sequence[Any]) -> np.ndarray:

@@ -17,17 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lehr import masks, plugins
+from lehr import kernels, masks, plugins
 from lehr.config import Conversion, Names, Plugin, check_counts
 from lehr.errors import InputError, closest, quoted, shortened
 from lehr.maths.distributions import Distribution
-from lehr.networks.build import Network, Params, build
+from lehr.networks.build import Network, Params, build, filled
 from lehr.networks.custom import CustomTorso
 from lehr.networks.heads import CategoricalHead, NormalHead, linear
 from lehr.networks.memory import GRU, LSTM, MinGRU, reset_carry
 from lehr.networks.observations import View, make_view, some_at_a_time
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
-from lehr.networks.trunks import AnyTorso, Carry, Separate, Shared, Torso, Twin
+from lehr.networks.trunks import AnyTorso, Carry, Separate, Shared, Torso, Twin, weights
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from lehr.types import Key, PyTree
 
@@ -118,8 +118,9 @@ class NetworkConfig:
     for tanh_normal, and if σ depends on the state."""
     action_mask: bool = True
     """Never take an action that the observation's entry action_mask forbids; off makes it an entry like any other."""
-    dtype: str = "float32"
-    """Dtype of the computation, float32 or bfloat16; parameters, carry, heads and outputs stay float32."""
+    precision: Annotated[str, Names(("dtype", "compute_dtype"))] = "float32"
+    """Precision of the computation, float32 (on a GPU, products in TF32) or bfloat16; parameters, carry, heads and
+    outputs stay float32."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_sizes", "critic_hidden_sizes", "actor_obs", "critic_obs"):
@@ -130,7 +131,7 @@ class NetworkConfig:
             "critic_torso": (*TORSOS, None),
             "activation": ("auto", *ACTIVATIONS),
             "distribution": ("normal", "tanh_normal"),
-            "dtype": ("float32", "bfloat16"),
+            "precision": ("float32", "bfloat16"),
         }
         for name, known in choices.items():
             given = getattr(self, name)
@@ -157,7 +158,7 @@ class NetworkConfig:
                 "differ: remove these, or set shared=False."
             )
         if all(map(_is_own, (self.torso, self.critic_torso or self.torso))):
-            unused = ("hidden_sizes", "critic_hidden_sizes", "activation", "layer_norm", "dtype")
+            unused = ("hidden_sizes", "critic_hidden_sizes", "activation", "layer_norm", "precision")
             for field in fields(self):
                 if field.name in unused and getattr(self, field.name) != field.default:
                     raise InputError(
@@ -239,11 +240,29 @@ class ActorCritic(nnx.Module):
         """Return policy and value over `T` steps."""
         if outputs := self._by_kernel(obs, "policy", "value"):
             return carry, self.policy_head.distribution(outputs[0], self._possible(obs)), outputs[1][..., 0]
-        carry, actor, critic = self.features(carry, obs, reset)
+        carry, actor, critic = self._features(carry, obs, reset)
         return carry, self.policy(actor), self.head_value(critic)
+
+    def unroll_with(
+        self, head: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
+        """Return policy, value, and the output of another head on the actor's features, over `T` steps."""
+        kernel, bias = head["kernel"], head["bias"]
+        if outputs := self._by_kernel(obs, "policy", "value", beside=(kernel[: self.trunk.out_features[0]], bias)):
+            own, other, possible = outputs[0][..., :-1], outputs[0][..., -1], self._possible(obs)
+            if possible is not None:
+                other += possible.astype(kernel.dtype) @ kernel[-self._mask_size :]
+            return carry, self.policy_head.distribution(own, possible), outputs[1][..., 0], other
+        carry, actor, critic = self.features(carry, obs, reset)
+        return carry, self.policy(actor), self.head_value(critic), actor @ kernel + bias
 
     def features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
         """Return the inputs of both heads over `T` steps, computed in plain JAX."""
+        with kernels.plain():
+            return self._features(carry, obs, reset)
+
+    def _features(self, carry: Carry, obs: PyTree, reset: jax.Array) -> tuple[Carry, jax.Array, jax.Array]:
+        """Return the inputs of both heads over `T` steps."""
         carry, actor, critic = self.trunk.unroll(carry, obs, reset)
         return carry, self._with_mask(actor.astype(jnp.float32), obs), critic.astype(jnp.float32)
 
@@ -272,15 +291,26 @@ class ActorCritic(nnx.Module):
             return features
         return jnp.concatenate([features, self._possible(obs).astype(features.dtype)], -1)
 
-    def _by_kernel(self, obs: PyTree, *names: str) -> tuple[jax.Array, ...] | None:
+    def _by_kernel(
+        self, obs: PyTree, *names: str, beside: tuple[jax.Array, jax.Array] | None = None
+    ) -> tuple[jax.Array, ...] | None:
         """Compute the outputs of the policy layer, the value layer, or both with one kernel; `None` without a kernel.
 
         A `Twin` is not recurrent, so the carry does not change.
+
+        Args:
+            obs: leaves `[..., *shape]`.
+            names: policy, value or both.
+            beside: kernel `[F]` and bias `[]` of one more output, after those of the policy layer.
         """
         if not isinstance(self.trunk, Twin):
             return None
-        heads = {"policy": (0, self.policy_head.layer), "value": (1, self.value_head)}
-        return self.trunk.outputs(obs, dict(heads[name] for name in names))
+        layers = {"policy": (0, self.policy_head.layer), "value": (1, self.value_head)}
+        heads = {index: weights(layer) for index, layer in (layers[name] for name in names)}
+        if beside is not None:
+            kernel, bias = heads[0]
+            heads[0] = jnp.concatenate([kernel, beside[0][:, None]], 1), jnp.concatenate([bias, beside[1][None]])
+        return self.trunk.outputs(obs, heads)
 
 
 class ActorCriticNetwork(Network[ActorCritic]):
@@ -335,8 +365,9 @@ class ActorCriticNetwork(Network[ActorCritic]):
         """Return the value `[N]` of observations that follow the carry in their episode. The actor is not evaluated.
 
         A feed-forward critic accepts a whole rollout, `[T, N, ...]` to `[T, N]`, and evaluates a few steps at a time.
+        The parameters may be those of `critic_alone`.
         """
-        return self.bind(params).value(carry, obs)
+        return self.bind(params if "policy_head" in params else filled(params, self.module)).value(carry, obs)
 
     def step(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
@@ -349,6 +380,15 @@ class ActorCriticNetwork(Network[ActorCritic]):
     ) -> tuple[Carry, Distribution, jax.Array]:
         """Return the last carry, the policy `[T, N]` and the value `[T, N]`, given the carry before the first step."""
         return self.bind(params).unroll(carry, obs, reset)
+
+    def unroll_with(
+        self, params: Params, head: Params, carry: Carry, obs: PyTree, reset: jax.Array
+    ) -> tuple[Carry, Distribution, jax.Array, jax.Array]:
+        """As `unroll`, and also return the output `[T, N]` of another head on the actor's features, `[F]` to a number.
+
+        `head` is `{"kernel": [F], "bias": []}`, with F the first of `feature_sizes`.
+        """
+        return self.bind(params).unroll_with(head, carry, obs, reset)
 
     def features(
         self, params: Params, carry: Carry, obs: PyTree, reset: jax.Array
@@ -381,6 +421,13 @@ class ActorCriticNetwork(Network[ActorCritic]):
         trunk = self.module.trunk.merge(actor["trunk"], critic["trunk"])
         heads = {"policy_head": actor["policy_head"], "value_head": critic["value_head"]}
         return {**heads, "trunk": trunk} if trunk else heads
+
+    def critic_alone(self, critic: Params) -> Params:
+        """Return the parameters of the value from `split`, in the form in which `value` takes them without the others.
+
+        The order of the leaves is the same, and so is each leaf but for an axis of length 1.
+        """
+        return {"trunk": self.module.trunk.critic_alone(critic["trunk"]), "value_head": critic["value_head"]}
 
 
 def actor_critic(
@@ -440,7 +487,7 @@ def _torso(
         return CustomTorso(space, keys, make, rngs)
     view = make_view(space, keys, kind)
     memory_type = MEMORIES.get(kind)
-    activation, dtype = config.activation, jnp.dtype(config.dtype)
+    activation, dtype = config.activation, jnp.dtype(config.precision)
     if activation == "auto":
         activation = "tanh" if view.image is None else "relu"
     elif activation not in ACTIVATIONS and isinstance(activation, str):

@@ -75,6 +75,18 @@ def _initialise(make: Callable[[nnx.Rngs], nnx.Module], key: Key) -> tuple[nnx.G
     return graphdef, _text_keys(nnx.to_pure_dict(state))
 
 
+def filled(params: Params, module: nnx.Module) -> Params:
+    """Return parameters of which some may be missing, with the shapes that the module has in their place."""
+
+    def fill(given: Params, shapes: Params) -> Params:
+        return {
+            key: fill(given.get(key, {}), leaf) if isinstance(leaf, dict) else given.get(key, leaf)
+            for key, leaf in shapes.items()
+        }
+
+    return fill(params, _text_keys(nnx.to_pure_dict(nnx.state(module))))
+
+
 def _text_keys(tree: dict[Any, Any]) -> Params:
     """Convert the keys of a nested dict to strings; nnx uses integers for the members of a list."""
     return {str(key): _text_keys(value) if isinstance(value, dict) else value for key, value in tree.items()}
@@ -108,6 +120,10 @@ class Stacked(nnx.Module):
         return tuple(jax.vmap(lambda state, x: nnx.merge(graphdef, state)(x))(nnx.to_pure_dict(state), repeated))
 
     def only(self, index: int, x: jax.Array) -> jax.Array:
-        """Return the output of one module."""
+        """Return the output of one module; a stack of one holds just that module."""
         graphdef, state = nnx.split(self.stack)
-        return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[index], nnx.to_pure_dict(state)))(x)
+
+        def own(leaf: jax.Array) -> jax.Array:
+            return leaf[index if len(leaf) > 1 else 0]
+
+        return nnx.merge(graphdef, jax.tree.map(own, nnx.to_pure_dict(state)))(x)

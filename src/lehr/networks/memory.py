@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from lehr.types import Key, PyTree
+from lehr import kernels
+from lehr.types import Key
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
 Carry = TypeVar("Carry")
@@ -113,14 +114,10 @@ class MinGRU(nnx.Module):
 
     def unroll(self, carry: jax.Array, x: jax.Array, reset: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Advance `T` steps: `h_t = K_t h_0 + A_t`, where `K` and `A` are composed maps; a reset sets `keep` to 0."""
-        keep, add = self._affine(x)
-        keep = jnp.where(reset[..., None], 0, keep)
-
-        def compose(first: PyTree, second: PyTree) -> PyTree:
-            return first[0] * second[0], second[0] * first[1] + second[1]
-
-        keep, add = jax.lax.associative_scan(compose, (keep, add))
-        h = keep * carry[None] + add
+        assert self.input.bias is not None
+        dtype = self.input.dtype
+        gates = (x.astype(dtype) @ self.input.kernel[...].astype(dtype)).astype(jnp.float32)
+        h = kernels.gated(carry, gates, self.input.bias[...].astype(jnp.float32), reset)
         return h[-1], h
 
     def _affine(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -8,6 +8,7 @@ All three implement one protocol. A carry is `{"actor": ..., "critic": ...}`; a 
 - `step(carry, obs)`: the next carry and the features of both;
 - `unroll(carry, obs, reset)`: the same for `[T, N]`, see `lehr.networks.memory`;
 - `split(params)`: the parameters of the actor and of the critic; `merge(actor, critic)`: the inverse;
+- `critic_alone(critic)`: parameters with which `critic` works, of the critic only;
 - `is_recurrent`, `critic_is_recurrent`: whether either, or the critic, is recurrent; `out_features`: sizes of both.
 """
 
@@ -105,6 +106,10 @@ class Shared(nnx.Module):
         """Raise an error, like `split`."""
         raise InputError(_SHARED)
 
+    def critic_alone(self, critic: Params) -> Params:
+        """Raise an error, like `split`."""
+        raise InputError(_SHARED)
+
 
 class Separate(nnx.Module):
     """One torso each, of any kind."""
@@ -152,6 +157,10 @@ class Separate(nnx.Module):
         """Merge both torsos; one without layers has no entry."""
         return {name: torso for name, torso in (("actor_torso", actor), ("critic_torso", critic)) if torso}
 
+    def critic_alone(self, critic: Params) -> Params:
+        """Return the critic's torso."""
+        return self.merge({}, critic)
+
 
 class Twin(nnx.Module):
     """Separate MLPs of equal sizes on the same vector, evaluated together; `Stacked` explains why.
@@ -186,13 +195,18 @@ class Twin(nnx.Module):
         """Return the features of both."""
         return self.step(carry, obs)
 
-    def outputs(self, obs: PyTree, heads: Mapping[int, nnx.Linear]) -> tuple[jax.Array, ...] | None:
-        """Return the outputs of heads on top of some slices, computed by one kernel; `None` without a kernel."""
+    def outputs(self, obs: PyTree, heads: Mapping[int, tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, ...] | None:
+        """Return the outputs of heads on top of some slices, computed by one kernel; `None` without a kernel.
+
+        A head is a kernel `[F, O]` and a bias `[O]`.
+        """
         (x,), mlp = self.view.inputs(obs), cast(MLP, self.mlps.stack)
-        if mlp.norms or any(layer.dtype != jnp.float32 for layer in mlp.layers):
+        if mlp.norms:
             return None
-        last = {index: _weights(head) for index, head in heads.items()}
-        return kernels.evaluate_mlps(x, [_weights(layer) for layer in mlp.layers], last, mlp.activation)
+        layers = [weights(layer) for layer in mlp.layers]
+        if len(layers[0][0]) == 1:  # of one of the two, alone
+            heads = dict(enumerate(heads.values()))
+        return kernels.evaluate_mlps(x, layers, heads, mlp.activation, mlp.layers[0].dtype)
 
     def split(self, params: Params) -> tuple[Params, Params]:
         """Return the two slices."""
@@ -202,6 +216,11 @@ class Twin(nnx.Module):
         """Stack the two slices."""
         return jax.tree.map(lambda *slices: jnp.stack(slices), actor, critic)
 
+    def critic_alone(self, critic: Params) -> Params:
+        """Return a stack of one, which needs no copies."""
+        return jax.tree.map(lambda leaf: leaf[None], critic)
 
-def _weights(layer: nnx.Linear) -> tuple[jax.Array, jax.Array]:
+
+def weights(layer: nnx.Linear) -> tuple[jax.Array, jax.Array]:
+    """Return the kernel and the bias of a layer."""
     return layer.kernel[...], cast(nnx.Param, layer.bias)[...]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lehr import kernels
 from lehr.acting.rollout import scan_unroll
 from lehr.compat.brax import upstream
 from lehr.compat.brax.loss import LossSettings, NetworkParams, Transitions, ppo_loss
@@ -145,11 +146,18 @@ class BraxPPO:
     ) -> tuple[tuple[jax.Array, ...], BraxRollout]:
         """Act for `U · T` steps."""
         policy = self.make_policy(params.as_tuple)
+        keys = action_keys(key, self.sizes.unrolls, self.sizes.unroll_length)
 
-        def act(kept: tuple[jax.Array, ...], key: Key) -> tuple[tuple[jax.Array, ...], BraxRollout]:
-            obs = self.environments.whole(kept).obs
+        def observed(kept: tuple[jax.Array, ...]) -> PyTree:
+            return self.environments.whole(kept).obs
+
+        action, _ = jax.eval_shape(lambda kept, key: policy(observed(kept), key), environments, keys[0])
+        stepper = kernels.stepper(self.environments.step, environments, action)
+
+        def act(packed: PyTree, key: Key) -> tuple[PyTree, BraxRollout]:
+            obs = observed(stepper.unpack(packed))
             action, extras = policy(obs, key)
-            kept, info = self.environments.step(kept, action)
+            packed, info = stepper.step(packed, action)
             steps = Transitions(
                 obs=(),
                 raw_action=extras["raw_action"],
@@ -160,12 +168,13 @@ class BraxPPO:
                 truncation=info.pop("truncation"),
                 value=extras.get("value", ()),
             )
-            return kept, BraxRollout(obs, steps, info)
+            return packed, BraxRollout(obs, steps, info)
 
-        keys = action_keys(key, self.sizes.unrolls, self.sizes.unroll_length)
-        environments, rollout = jax.lax.scan(act, environments, keys, unroll=scan_unroll(divisor_of=len(keys)))
+        unroll = scan_unroll(divisor_of=len(keys))
+        packed, rollout = jax.lax.scan(act, stepper.pack(environments), keys, unroll=unroll)
+        environments = stepper.unpack(packed)
         # The observation after an unroll is the first one of the next: only that after the last unroll is missing.
-        last = self.environments.whole(environments).obs
+        last = observed(environments)
         obs = jax.tree.map(lambda x, last: jnp.concatenate([x, last[None]]), rollout.obs, last)
         return environments, rollout._replace(obs=obs)
 

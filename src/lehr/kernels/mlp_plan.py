@@ -1,0 +1,112 @@
+"""What is static about a call of the fused MLP: sizes and tuning; see `lehr.kernels.mlp`."""
+
+import functools
+import importlib
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+pl: Any
+triton: Any
+try:
+    pl, triton = map(importlib.import_module, ("jax.experimental.pallas", "jax.experimental.pallas.triton"))
+except ImportError:  # later JAX versions may drop this backend: use plain JAX
+    pl = triton = None
+
+
+class Place(NamedTuple):
+    """Where a gradient is stored."""
+
+    array: int
+    begin: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything static about a call: sizes and tuning."""
+
+    rows: int
+    first: int
+    """The first of the networks to evaluate, among those that the hidden layers hold."""
+    inputs: int
+    hidden: tuple[int, ...]
+    widths: tuple[int, ...]
+    """The number of outputs of each network to evaluate."""
+    activation: str
+    precision: Any
+    is_half: bool
+    """Whether operands of products are rounded to float16, which has as many digits as TF32; see `mlp_blocks`."""
+    block_rows: int
+    num_warps: int
+    backward_block_rows: int
+    backward_num_warps: int
+    forward_programs: int
+    """Of the forward program, over all networks, at most; for each member of a population."""
+    programs: int
+    """Of the backward program, for each member of a population."""
+    interpret: bool
+
+    @property
+    def networks(self) -> int:
+        """The number of networks to evaluate."""
+        return len(self.widths)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The inputs of each layer, and the outputs of the widest head."""
+        return (self.inputs, *self.hidden, max(self.widths))
+
+    @property
+    def has_spare_input(self) -> bool:
+        """Whether a block of inputs, padded, has a column of zeros."""
+        return self.inputs < padded(self.inputs)
+
+    @property
+    def blocks_per_forward_program(self) -> int:
+        """Blocks of rows per forward program."""
+        return pl.cdiv(pl.cdiv(self.rows, self.block_rows), max(1, self.forward_programs // self.networks))
+
+    @property
+    def backward_programs(self) -> int:
+        """The number of backward programs of each network."""
+        return pl.cdiv(self.rows, self.blocks_per_program * self.backward_block_rows)
+
+    @functools.cached_property
+    def gradient_places(self) -> list[tuple[Place, Place]]:
+        """Of each layer: where the backward program stores the gradients of its kernel and its bias, padded.
+
+        Partial sums of several programs are one array, so that they are added by one launch; otherwise every gradient
+        is an array of its own, which nothing has to be cut out of.
+        """
+        found, array, begin = [], 0, 0
+        for n_in, n_out in itertools.pairwise(map(padded, self.sizes)):
+            if self.backward_programs == 1:
+                found.append((Place(array, 0), Place(array + 1, 0)))
+                array += 2
+            else:
+                found.append((Place(0, begin), Place(0, begin + n_in * n_out)))
+                begin += (n_in + 1) * n_out
+        return found
+
+    @functools.cached_property
+    def gradient_sizes(self) -> list[int]:
+        """The length of each array of gradients."""
+        pairs = list(itertools.pairwise(map(padded, self.sizes)))
+        if self.backward_programs == 1:
+            return [size for n_in, n_out in pairs for size in (n_in * n_out, n_out)]
+        return [sum((n_in + 1) * n_out for n_in, n_out in pairs)]
+
+    @property
+    def probe(self) -> "Plan":
+        """The smallest plan with the same programs and masks, valid for any number of rows."""
+        return replace(self, rows=self.block_rows + 1)
+
+    @property
+    def blocks_per_program(self) -> int:
+        """Blocks of rows per backward program."""
+        return pl.cdiv(pl.cdiv(self.rows, self.backward_block_rows), max(1, self.programs // self.networks))
+
+
+def padded(size: int) -> int:
+    """The size that is computed with: a power of two from 16 on, as the matrix units require."""
+    return max(16, pl.next_power_of_2(size))
