@@ -139,3 +139,17 @@ def test_it_can_be_turned_off(monkeypatch):
 @pytest.mark.parametrize("rows", [128, 600])
 def test_few_rows_and_rows_that_do_not_fill_blocks_are_left_to_plain_jax(rows):
     assert not kernels.is_chosen("row_step", {"x": jnp.zeros((rows, 3))}, jnp.zeros((rows, 2)))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.astype(jnp.float16), lambda x: x.astype(jnp.bfloat16), lambda x: jnp.ones(3), lambda x: jnp.ones(())],
+)
+def test_results_that_cannot_be_packed_are_left_to_plain_jax(view):
+    def step(state, action):
+        x = state["x"] * 0.5 + action[:, None]
+        return state | {"x": x}, {"seen": view(x[:, 0, 0])}
+
+    stepper = kernels.stepper(step, STATE, ACTION)
+    _, seen = stepper.step(stepper.pack(STATE), ACTION)
+    np.testing.assert_array_equal(seen["seen"], step(STATE, ACTION)[1]["seen"])

@@ -108,8 +108,11 @@ def stepper(function: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], kept: P
     count = len(jax.tree.leaves(kept))
     if [(x.shape, x.dtype) for x in jax.tree.leaves(after)] != [(x.shape, x.dtype) for x in kinds[:count]]:
         raise Unsupported("a state that changes its type")
+    rows = kinds[0].shape[0]
+    if any(x.shape[:1] != (rows,) or x.dtype not in DTYPES for x in jax.tree.leaves(seen)):
+        raise Unsupported("a result without rows, or of another type than 32-bit numbers and small integers")
     # What no step changes, such as the state to reset to, is packed apart.
-    graph = Graph(kinds[0].shape[0])
+    graph = Graph(rows)
     arguments = [graph.inputs(number, x.shape, x.dtype) for number, x in enumerate(kinds)]
     results = read(graph, closed, arguments, evaluate)
     moves = [not _is_same(old, new) for old, new in zip(arguments[:count], results[:count], strict=True)]
