@@ -153,3 +153,15 @@ def test_results_that_cannot_be_packed_are_left_to_plain_jax(view):
     stepper = kernels.stepper(step, STATE, ACTION)
     _, seen = stepper.step(stepper.pack(STATE), ACTION)
     np.testing.assert_array_equal(seen["seen"], step(STATE, ACTION)[1]["seen"])
+
+
+@pytest.mark.parametrize("table", [jnp.array([1.0, 4.0, 9.0]), jnp.array([1, 4, 9])])
+@pytest.mark.parametrize("filling", [None, 7])
+def test_a_place_outside_an_array_gives_the_number_that_it_is_filled_with(table, filling):
+    def step(state, action):
+        seen = table.at[state["count"]].get(mode="fill", fill_value=filling)
+        return state | {"x": state["x"] + action[:, None]}, {"seen": seen}
+
+    stepper = row_step.stepper(step, STATE, ACTION)
+    _, seen = stepper.step(stepper.pack(STATE), ACTION)
+    np.testing.assert_array_equal(seen["seen"], step(STATE, ACTION)[1]["seen"])
