@@ -165,3 +165,24 @@ def test_a_place_outside_an_array_gives_the_number_that_it_is_filled_with(table,
     stepper = row_step.stepper(step, STATE, ACTION)
     _, seen = stepper.step(stepper.pack(STATE), ACTION)
     np.testing.assert_array_equal(seen["seen"], step(STATE, ACTION)[1]["seen"])
+
+
+def test_powers_with_integer_exponents_and_choices_by_platform_have_rules():
+    def step(state, action):
+        powers = (1.0 + jnp.abs(state["x"])) ** state["count"][:, None, None]
+        doubled = jax.lax.platform_dependent(action, cuda=lambda x: 2 * x, default=lambda x: x + x)
+        return state | {"x": state["x"] + action[:, None]}, {"powers": powers, "doubled": doubled}
+
+    stepper = row_step.stepper(step, STATE, ACTION)
+    _, seen = stepper.step(stepper.pack(STATE), ACTION)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), seen, step(STATE, ACTION)[1])
+
+
+def test_a_product_of_small_floats_that_is_summed_in_float32_is_refused():
+    def step(state, action):
+        x = state["x"].astype(jnp.bfloat16)
+        seen = jnp.einsum("nij,nij->n", x, x, preferred_element_type=jnp.float32)
+        return state | {"x": state["x"] + action[:, None]}, {"seen": seen}
+
+    with pytest.raises(Unsupported, match="float32"):
+        row_step.stepper(step, STATE, ACTION)

@@ -469,6 +469,7 @@ def _computed(node: Node, inputs: list[jax.Array]) -> jax.Array:
 
 def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     """x ** y by exp and log; a negative x has a power if y is a whole number."""
+    y = y.astype(x.dtype)
     size = jnp.where(y == 0, 1.0, lax.exp(y * lax.log(jnp.abs(x))))
     is_odd = y - 2.0 * lax.floor(0.5 * y) == 1.0
     of_negative = jnp.where(lax.floor(y) == y, jnp.where(is_odd, -size, size), jnp.nan)
