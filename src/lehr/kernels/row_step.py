@@ -62,8 +62,9 @@ def _mosaic() -> Any:
 
 @functools.cache
 def _capability() -> int:
-    """The generation of the GPU; 9 is Hopper."""
-    return int(str(getattr(jax.local_devices()[0], "compute_capability", "0")).split(".")[0])
+    """The generation of the GPU; 9 is Hopper, and 0 is one of another maker, whose names are no numbers."""
+    name = str(getattr(jax.local_devices()[0], "compute_capability", "0")).split(".")[0]
+    return int(name) if name.isdecimal() else 0
 
 
 def fits(kept: PyTree, action: PyTree) -> bool:
