@@ -179,8 +179,13 @@ def evaluate(
     return tuple(output[..., :width] for output, width in zip(outputs, widths, strict=True))
 
 
-@functools.cache
 def _refusal(plan: Plan) -> str:
+    """Why JAX does not compile the programs of this plan with its present options, or ""."""
+    return _refused(plan, lowered.settings())
+
+
+@functools.cache
+def _refused(plan: Plan, settings: str) -> str:
     """Try to lower both programs for a GPU, before they are part of a larger one; return the error, or "".
 
     Always "" in the interpreter.
