@@ -391,3 +391,14 @@ def test_few_rows_of_many_members_are_enough_for_the_kernels(monkeypatch):
     with kernels.together(127):
         assert not fused.fits(*given)
     assert not fused.fits(*given)
+
+
+@pytest.mark.parametrize(("capability", "is_half"), [("7.5", False), ("8.0", True), ("10.0", True), (None, True)])
+def test_operands_are_float16_where_the_gpu_has_the_instructions(monkeypatch, capability, is_half):
+    class Device:
+        compute_capability = capability
+
+    monkeypatch.setattr(fused.jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(fused, "_is_recent", fused._is_recent.__wrapped__)
+    hidden = [(jnp.zeros((1, 4, 8)), jnp.zeros((1, 8)))]
+    assert fused.plan_of(jnp.zeros((8, 4)), hidden, {0: (jnp.zeros((8, 2)), jnp.zeros(2))}, "tanh").is_half == is_half
