@@ -402,3 +402,16 @@ def test_operands_are_float16_where_the_gpu_has_the_instructions(monkeypatch, ca
     monkeypatch.setattr(fused, "_is_recent", fused._is_recent.__wrapped__)
     hidden = [(jnp.zeros((1, 4, 8)), jnp.zeros((1, 8)))]
     assert fused.plan_of(jnp.zeros((8, 4)), hidden, {0: (jnp.zeros((8, 2)), jnp.zeros(2))}, "tanh").is_half == is_half
+
+
+@pytest.mark.parametrize("members", [1, 512])
+@pytest.mark.parametrize("rows", [16, 64, 1000, 100_000])
+def test_what_is_tried_before_has_the_loops_and_partial_sums_of_the_program(rows, members):
+    hidden = [(jnp.zeros((2, 4, 8)), jnp.zeros((2, 8)))] * 2
+    heads = {index: (jnp.zeros((8, width)), jnp.zeros(width)) for index, width in enumerate((2, 1))}
+    with kernels.together(members):
+        plan = fused.plan_of(jax.ShapeDtypeStruct((rows, 4), jnp.float32), hidden, heads, "tanh")
+    tried = plan.probe
+    assert tried.rows < 2 * max(plan.block_rows, plan.backward_block_rows)
+    assert (tried.blocks_per_forward_program > 1) == (plan.blocks_per_forward_program > 1)
+    assert (tried.backward_programs > 1) == (plan.backward_programs > 1)
