@@ -188,7 +188,7 @@ def test_an_mlp_that_jax_refuses_is_evaluated_in_plain_jax_with_one_warning(
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(mlp, "INTERPRET", interpret)
     monkeypatch.setattr(module, piece, fails)
-    mlp._refusal.cache_clear()
+    mlp._refused.cache_clear()
     jax.clear_caches()
     with caplog.at_level(logging.WARNING, "lehr"):
         assert chosen()
@@ -199,7 +199,7 @@ def test_an_mlp_that_jax_refuses_is_evaluated_in_plain_jax_with_one_warning(
     assert record.name == "lehr"
     assert record.getMessage().startswith("The kernel mlp does not work here (NotImplementedError: ")
     assert "LEHR_KERNELS=no-mlp" in record.getMessage()
-    mlp._refusal.cache_clear()
+    mlp._refused.cache_clear()
 
 
 # --- a rewritten program falls back

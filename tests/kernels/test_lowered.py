@@ -23,7 +23,7 @@ def folder(tmp_path):
 
 def forget():
     """As in another process."""
-    mlp._refusal.cache_clear()
+    mlp._refused.cache_clear()
     lowered._lowered.clear()
 
 
@@ -35,6 +35,16 @@ def test_a_kernel_is_lowered_alone_once_for_all_processes(folder, monkeypatch):
         forget()
         assert mlp._refusal(PLAN) == ""
     assert tried == [1]
+
+
+def test_a_kernel_is_tried_again_with_other_options_of_jax_in_the_same_process(folder, monkeypatch):
+    tried = []
+    forward = mlp.forward
+    monkeypatch.setattr(mlp, "forward", lambda *given: tried.append(1) or forward(*given))
+    for precision in (None, "highest", None):
+        with jax.default_matmul_precision(precision):
+            mlp._refusal(PLAN)
+    assert tried == [1, 1]
 
 
 def test_a_kernel_that_is_refused_is_tried_again(folder, monkeypatch):
@@ -64,6 +74,11 @@ def test_another_source_other_shapes_or_a_damaged_file_know_nothing(folder, monk
     assert is_tried("loop at 0x7f01", size=2)
     with monkeypatch.context() as changed:
         changed.setattr(lowered, "_source", lambda: "changed")
+        assert is_tried("loop at 0x7f01")
+    with jax.default_matmul_precision("highest"):
+        assert is_tried("loop at 0x7f01")
+    with monkeypatch.context() as changed:
+        changed.setattr(lowered, "settings", lambda: "another GPU")
         assert is_tried("loop at 0x7f01")
     (folder / "kernels.json").write_text("{")
     assert is_tried("loop at 0x7f01")

@@ -391,3 +391,27 @@ def test_few_rows_of_many_members_are_enough_for_the_kernels(monkeypatch):
     with kernels.together(127):
         assert not fused.fits(*given)
     assert not fused.fits(*given)
+
+
+@pytest.mark.parametrize(("capability", "is_half"), [("7.5", False), ("8.0", True), ("10.0", True), (None, True)])
+def test_operands_are_float16_where_the_gpu_has_the_instructions(monkeypatch, capability, is_half):
+    class Device:
+        compute_capability = capability
+
+    monkeypatch.setattr(fused.jax, "local_devices", lambda: [Device()])
+    monkeypatch.setattr(fused, "_is_recent", fused._is_recent.__wrapped__)
+    hidden = [(jnp.zeros((1, 4, 8)), jnp.zeros((1, 8)))]
+    assert fused.plan_of(jnp.zeros((8, 4)), hidden, {0: (jnp.zeros((8, 2)), jnp.zeros(2))}, "tanh").is_half == is_half
+
+
+@pytest.mark.parametrize("members", [1, 512])
+@pytest.mark.parametrize("rows", [16, 64, 1000, 100_000])
+def test_what_is_tried_before_has_the_loops_and_partial_sums_of_the_program(rows, members):
+    hidden = [(jnp.zeros((2, 4, 8)), jnp.zeros((2, 8)))] * 2
+    heads = {index: (jnp.zeros((8, width)), jnp.zeros(width)) for index, width in enumerate((2, 1))}
+    with kernels.together(members):
+        plan = fused.plan_of(jax.ShapeDtypeStruct((rows, 4), jnp.float32), hidden, heads, "tanh")
+    tried = plan.probe
+    assert tried.rows < 2 * max(plan.block_rows, plan.backward_block_rows)
+    assert (tried.blocks_per_forward_program > 1) == (plan.blocks_per_forward_program > 1)
+    assert (tried.backward_programs > 1) == (plan.backward_programs > 1)

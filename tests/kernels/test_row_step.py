@@ -139,3 +139,58 @@ def test_it_can_be_turned_off(monkeypatch):
 @pytest.mark.parametrize("rows", [128, 600])
 def test_few_rows_and_rows_that_do_not_fill_blocks_are_left_to_plain_jax(rows):
     assert not kernels.is_chosen("row_step", {"x": jnp.zeros((rows, 3))}, jnp.zeros((rows, 2)))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.astype(jnp.float16), lambda x: x.astype(jnp.bfloat16), lambda x: jnp.ones(3), lambda x: jnp.ones(())],
+)
+def test_results_that_cannot_be_packed_are_left_to_plain_jax(view):
+    def step(state, action):
+        x = state["x"] * 0.5 + action[:, None]
+        return state | {"x": x}, {"seen": view(x[:, 0, 0])}
+
+    stepper = kernels.stepper(step, STATE, ACTION)
+    _, seen = stepper.step(stepper.pack(STATE), ACTION)
+    np.testing.assert_array_equal(seen["seen"], step(STATE, ACTION)[1]["seen"])
+
+
+@pytest.mark.parametrize("table", [jnp.array([1.0, 4.0, 9.0]), jnp.array([1, 4, 9])])
+@pytest.mark.parametrize("filling", [None, 7])
+def test_a_place_outside_an_array_gives_the_number_that_it_is_filled_with(table, filling):
+    def step(state, action):
+        seen = table.at[state["count"]].get(mode="fill", fill_value=filling)
+        return state | {"x": state["x"] + action[:, None]}, {"seen": seen}
+
+    stepper = row_step.stepper(step, STATE, ACTION)
+    _, seen = stepper.step(stepper.pack(STATE), ACTION)
+    np.testing.assert_array_equal(seen["seen"], step(STATE, ACTION)[1]["seen"])
+
+
+def test_powers_with_integer_exponents_and_choices_by_platform_have_rules():
+    def step(state, action):
+        powers = (1.0 + jnp.abs(state["x"])) ** state["count"][:, None, None]
+        doubled = jax.lax.platform_dependent(action, cuda=lambda x: 2 * x, default=lambda x: x + x)
+        return state | {"x": state["x"] + action[:, None]}, {"powers": powers, "doubled": doubled}
+
+    stepper = row_step.stepper(step, STATE, ACTION)
+    _, seen = stepper.step(stepper.pack(STATE), ACTION)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), seen, step(STATE, ACTION)[1])
+
+
+def test_a_product_of_small_floats_that_is_summed_in_float32_is_refused():
+    def step(state, action):
+        x = state["x"].astype(jnp.bfloat16)
+        seen = jnp.einsum("nij,nij->n", x, x, preferred_element_type=jnp.float32)
+        return state | {"x": state["x"] + action[:, None]}, {"seen": seen}
+
+    with pytest.raises(Unsupported, match="float32"):
+        row_step.stepper(step, STATE, ACTION)
+
+
+def test_a_gpu_of_another_maker_has_no_generation(monkeypatch):
+    class Device:
+        compute_capability = "gfx942:sramecc+:xnack-"
+
+    monkeypatch.setattr(row_step.jax, "local_devices", lambda: [Device()])
+    assert row_step._capability.__wrapped__() == 0

@@ -117,3 +117,15 @@ def test_the_carry_stays_float32_in_bfloat16(memory_type):
     exact = jax.jit(memory_type(3, 8, rngs=nnx.Rngs(0)).unroll)(start, x, reset)[1]
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves((last, features)))
     assert 0 < np.abs(features - exact).max() < 0.1
+
+
+def test_steps_of_mingru_round_as_an_unroll_does_in_bfloat16():
+    """Otherwise the ratio to the policy that acted would not be 1 before the first update."""
+    memory = MinGRU(16, 32, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    memory.input.bias[...] = jax.random.normal(jax.random.key(3), (64,))
+    x, carry, found = jax.random.normal(jax.random.key(1), (9, 4, 16)), memory.initial_carry((4,)), []
+    for row in x:
+        carry, h = memory.step(carry, row)
+        found.append(h)
+    _, unrolled = memory.unroll(memory.initial_carry((4,)), x, jnp.zeros((9, 4), bool))
+    np.testing.assert_allclose(np.stack(found), unrolled, atol=1e-5)

@@ -1,5 +1,6 @@
 """What is done in the background: results, errors, order, Ctrl-C."""
 
+import functools
 import signal
 import threading
 import time
@@ -74,3 +75,25 @@ def test_the_device_starts_unless_the_caller_has_chosen_another():
     assert background.start_device().result().shape == (1,)
     with jax.default_device(jax.devices()[0]):
         assert background.start_device() is None
+
+
+def test_a_future_that_failed_is_forgotten_and_one_that_did_not_is_remembered():
+    outcomes = iter([ValueError("no memory"), "compiled", "compiled again"])
+
+    @functools.lru_cache
+    def compiling(program):
+        def outcome():
+            found = next(outcomes)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return background.start(outcome)
+
+    def compiled():
+        with background.forgotten_on_error(compiling):
+            return background.finished(compiling("program"))
+
+    with pytest.raises(ValueError, match="no memory"):
+        compiled()
+    assert [compiled(), compiled()] == ["compiled", "compiled"]

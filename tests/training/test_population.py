@@ -258,6 +258,21 @@ def test_populations_with_the_same_base_share_a_compiled_program(count_traces):
     assert made[0]._compiled is made[1]._compiled
 
 
+def test_a_program_that_could_not_be_compiled_is_compiled_again(monkeypatch):
+    population = make_population("ppo", [{**member, "horizon": 12} for member in MEMBERS])
+    made = PopulationRunner(population.plan.program, population.plan.state)
+
+    def fails(*given):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(runner.compile_options, "compiled", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            made.compile(population.plan.state)
+    made.compile(population.plan.state)
+    assert int(made.advance(population.plan.state, 1)[0].updates) == 1
+
+
 def test_what_is_prepared_for_a_population_is_what_it_uses():
     """Its program, its state and its evaluation are compiled before its members are known, and not again."""
     base = make_plan("ppo", {**BASE, "horizon": 24}, abstract=True)

@@ -17,6 +17,7 @@ from lehr.algorithms import ppo
 from lehr.envs.builtin.classic import CartPole
 from lehr.networks import NetworkConfig
 from lehr.training import api, background, compile_options
+from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import make_plan
@@ -252,3 +253,16 @@ def test_the_updates_of_a_run_are_compiled_with_the_options_for_updates(tmp_path
     monkeypatch.setattr(compile_options, "compiled", noted)
     lehr.train("ppo", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
     assert sorted(map(str, used)) == sorted(map(str, [compile_options.ONCE, compile_options.UPDATES]))
+
+
+def test_programs_keep_their_lines_of_python_if_none_is_cached(monkeypatch):
+    monkeypatch.setenv("LEHR_CACHE", "off")
+    folder, frames = jax.config.jax_compilation_cache_dir, jax.config.jax_traceback_in_locations_limit
+    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_traceback_in_locations_limit", 100)
+    try:
+        use_compilation_cache()
+        assert jax.config.jax_traceback_in_locations_limit == 100
+    finally:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_traceback_in_locations_limit", frames)

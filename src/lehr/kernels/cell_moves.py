@@ -195,7 +195,9 @@ def _gather(graph: Graph, equation: JaxprEqn, inputs: Sequence[Cells]) -> list[C
         sizes[x.axis] = 1
     if axis is not None:
         out[axis] = 1
-    fills = equation.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+    filling: Any = None
+    if equation.params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP:
+        filling = np.asarray(equation.params["fill_value"]).astype(type_of(equation.outvars[0]).dtype)[()]
     found = []
     for place in np.ndindex(*out):
         where = [place[one] for one in batch]
@@ -209,23 +211,26 @@ def _gather(graph: Graph, equation: JaxprEqn, inputs: Sequence[Cells]) -> list[C
             (along, begin[number], array.shape[along] - sizes[along])
             for number, along in enumerate(numbers.start_index_map)
         ]
-        found.append(_picked(graph, array, at, starts, fills))
+        found.append(_picked(graph, array, at, starts, filling))
     return [Cells(axis, filled(tuple(out), found))]
 
 
-def _picked(graph: Graph, array: np.ndarray, at: list[int], starts: Sequence[Any], fills: bool) -> Any:
-    """The entry at a place plus starts `(axis, start, limit)`; one that is not known chooses between all entries."""
+def _picked(graph: Graph, array: np.ndarray, at: list[int], starts: Sequence[Any], filling: Any) -> Any:
+    """The entry at a place plus starts `(axis, start, limit)`; one that is not known chooses between all entries.
+
+    Outside the array it is `filling`; if that is `None`, the nearest entry.
+    """
     if not starts:
         entry = array[tuple(at)]
         return entry if array.dtype == object else entry.astype(array.dtype)
     (along, start, limit), *rest = starts
 
     def entry_at(begin: int) -> Any:
-        return _picked(graph, array, [one + begin * (place == along) for place, one in enumerate(at)], rest, fills)
+        return _picked(graph, array, [one + begin * (place == along) for place, one in enumerate(at)], rest, filling)
 
     if not isinstance(start, Node):
-        if not 0 <= start <= limit and fills:
-            raise Unsupported("a gather outside the array")
+        if not 0 <= start <= limit and filling is not None:
+            return filling
         return entry_at(min(max(int(start), 0), limit))
     if limit >= MOST_CHOICES:
         raise Unsupported(f"a gather at one of {limit + 1} places that are not known")
@@ -233,12 +238,10 @@ def _picked(graph: Graph, array: np.ndarray, at: list[int], starts: Sequence[Any
     for begin in reversed(range(limit)):
         is_here = arithmetic(graph, "le", start, np.asarray(begin, start.dtype)[()], dtype=np.bool_)
         found = chosen(graph, is_here, entry_at(begin), found)
-    if fills:
-        if found.dtype != np.float32:
-            raise Unsupported("a gather of integers that may be outside the array")
+    if filling is not None:
         for name, edge in (("lt", 0), ("gt", limit)):
             is_outside = arithmetic(graph, name, start, np.asarray(edge, start.dtype)[()], dtype=np.bool_)
-            found = chosen(graph, is_outside, np.float32(np.nan), found)
+            found = chosen(graph, is_outside, filling, found)
     return found
 
 

@@ -93,7 +93,7 @@ def _branch(graph: Graph, equation: JaxprEqn, inputs: Sequence[Cells]) -> list[C
     which, *arguments = inputs
     branches = equation.params["branches"]
     if platforms := equation.params.get("branches_platforms"):
-        (chosen,) = [one for one, names in enumerate(platforms) if names is None or "cuda" in names]
+        chosen = next(one for one, names in enumerate(platforms) if names is None or "cuda" in names)
         return read(graph, branches[chosen], arguments, evaluate)
     if not which.is_known:
         raise Unsupported("a branch that is not known")

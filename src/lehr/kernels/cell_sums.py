@@ -65,8 +65,8 @@ def _extreme(comparison: str) -> Rule:
 
 def _product(graph: Graph, equation: JaxprEqn, inputs: Sequence[Cells]) -> list[Cells]:
     (over, batch), out = equation.params["dimension_numbers"], type_of(equation.outvars[0])
-    if out.dtype != np.float32:
-        raise Unsupported(f"a product of {out.dtype}")
+    if any(kind.dtype != np.float32 for kind in (*map(type_of, equation.invars), out)):
+        raise Unsupported("a product of other numbers than float32")
     sides, axes = [], []
     for x, gone, together in zip(inputs, over, batch, strict=True):
         free = [one for one in range(x.array.ndim) if one not in (*gone, *together)]

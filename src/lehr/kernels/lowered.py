@@ -2,8 +2,8 @@
 
 Before a kernel becomes part of a larger program, it is lowered alone, so that one that JAX refuses can be replaced.
 That takes a second. What was lowered is remembered in `kernels.json` beside JAX's compiled programs, by the versions of
-JAX and jaxlib and the source of the kernels. Without a cache on this machine, or with a damaged file, nothing is
-remembered.
+JAX and jaxlib, the source of the kernels, and `settings`. Without a cache on this machine, or with a damaged file,
+nothing is remembered.
 """
 
 import contextlib
@@ -92,7 +92,17 @@ _lowered: set[str] = set()
 
 def _name(description: str) -> str:
     lasting = re.sub(r"0x[0-9a-f]+", "", description)  # addresses differ in every process
-    return hashlib.sha256(f"{_source()} {lasting}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{_source()} {settings()} {lasting}".encode()).hexdigest()[:32]
+
+
+def settings() -> str:
+    """JAX's options and the device on which it depends whether a kernel is lowered and compiled, and how precise it is.
+
+    A folder of compiled programs may be shared by machines with different GPUs.
+    """
+    config, device = jax.config, jax.local_devices()[0]
+    options = [getattr(config, f"jax_{name}", None) for name in ("enable_x64", "default_matmul_precision")]
+    return f"{options} {device.platform} {device.device_kind}"
 
 
 @functools.cache

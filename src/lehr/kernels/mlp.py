@@ -114,7 +114,7 @@ def plan_of(
         widths=tuple(bias.shape[-1] for _, bias in heads.values()),
         activation=activation,
         precision=precision,
-        is_half=HALF and activation == "tanh" and _is_default(precision),
+        is_half=HALF and activation == "tanh" and _is_default(precision) and _is_recent(),
         block_rows=BLOCK_ROWS,
         num_warps=NUM_WARPS,
         backward_block_rows=BACKWARD_BLOCK_ROWS,
@@ -142,6 +142,13 @@ def _is_default(precision: lax.PrecisionLike) -> bool:
     config: Any = jax.config
     allowed = (None, "default", "tensorfloat32", "TF32_TF32_F32")
     return precision in (None, lax.Precision.DEFAULT) and config.jax_default_matmul_precision in allowed
+
+
+@functools.cache
+def _is_recent() -> bool:
+    """Whether the GPU has all instructions of the float16 programs: `min.NaN` came with compute capability 8.0."""
+    names = [str(getattr(device, "compute_capability", "")).split(".")[0] for device in jax.local_devices()]
+    return all(int(name) >= 8 for name in names if name.isdecimal())
 
 
 def is_able() -> bool:
@@ -179,8 +186,13 @@ def evaluate(
     return tuple(output[..., :width] for output, width in zip(outputs, widths, strict=True))
 
 
-@functools.cache
 def _refusal(plan: Plan) -> str:
+    """Why JAX does not compile the programs of this plan with its present options, or ""."""
+    return _refused(plan, lowered.settings())
+
+
+@functools.cache
+def _refused(plan: Plan, settings: str) -> str:
     """Try to lower both programs for a GPU, before they are part of a larger one; return the error, or "".
 
     Always "" in the interpreter.

@@ -98,8 +98,13 @@ class Plan:
 
     @property
     def probe(self) -> "Plan":
-        """The smallest plan with the same programs and masks, valid for any number of rows."""
-        return replace(self, rows=self.block_rows + 1)
+        """The smallest plan with the same programs: with masks, and loops over blocks and partial sums as here."""
+        return replace(
+            self,
+            rows=max(self.block_rows, self.backward_block_rows) + 1,
+            forward_programs=(2 if self.blocks_per_forward_program == 1 else 1) * self.networks,
+            programs=(1 if self.backward_programs == 1 else 2) * self.networks,
+        )
 
     @property
     def blocks_per_program(self) -> int:

@@ -62,8 +62,9 @@ def _mosaic() -> Any:
 
 @functools.cache
 def _capability() -> int:
-    """The generation of the GPU; 9 is Hopper."""
-    return int(str(getattr(jax.local_devices()[0], "compute_capability", "0")).split(".")[0])
+    """The generation of the GPU; 9 is Hopper, and 0 is one of another maker, whose names are no numbers."""
+    name = str(getattr(jax.local_devices()[0], "compute_capability", "0")).split(".")[0]
+    return int(name) if name.isdecimal() else 0
 
 
 def fits(kept: PyTree, action: PyTree) -> bool:
@@ -108,8 +109,11 @@ def stepper(function: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], kept: P
     count = len(jax.tree.leaves(kept))
     if [(x.shape, x.dtype) for x in jax.tree.leaves(after)] != [(x.shape, x.dtype) for x in kinds[:count]]:
         raise Unsupported("a state that changes its type")
+    rows = kinds[0].shape[0]
+    if any(x.shape[:1] != (rows,) or x.dtype not in DTYPES for x in jax.tree.leaves(seen)):
+        raise Unsupported("a result without rows, or of another type than 32-bit numbers and small integers")
     # What no step changes, such as the state to reset to, is packed apart.
-    graph = Graph(kinds[0].shape[0])
+    graph = Graph(rows)
     arguments = [graph.inputs(number, x.shape, x.dtype) for number, x in enumerate(kinds)]
     results = read(graph, closed, arguments, evaluate)
     moves = [not _is_same(old, new) for old, new in zip(arguments[:count], results[:count], strict=True)]
@@ -466,6 +470,7 @@ def _computed(node: Node, inputs: list[jax.Array]) -> jax.Array:
 
 def _power(x: jax.Array, y: jax.Array) -> jax.Array:
     """x ** y by exp and log; a negative x has a power if y is a whole number."""
+    y = y.astype(x.dtype)
     size = jnp.where(y == 0, 1.0, lax.exp(y * lax.log(jnp.abs(x))))
     is_odd = y - 2.0 * lax.floor(0.5 * y) == 1.0
     of_negative = jnp.where(lax.floor(y) == y, jnp.where(is_odd, -size, size), jnp.nan)

@@ -141,8 +141,13 @@ def _lengthen(x: jax.Array, rows: int) -> jax.Array:
     return x if len(x) == rows else jnp.pad(x, ((0, rows - len(x)), (0, 0)))
 
 
-@functools.cache
 def _refusal(plan: Plan) -> str:
+    """Why JAX does not compile the programs of this plan with its present options, or ""."""
+    return _refused(plan, lowered.settings())
+
+
+@functools.cache
+def _refused(plan: Plan, settings: str) -> str:
     """Try both programs before they are part of a larger one; return the error, or "".
 
     On a GPU, their results for random numbers are compared with those of plain JAX: the layers of a block exchange

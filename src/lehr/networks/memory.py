@@ -114,17 +114,25 @@ class MinGRU(nnx.Module):
 
     def unroll(self, carry: jax.Array, x: jax.Array, reset: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Advance `T` steps: `h_t = K_t h_0 + A_t`, where `K` and `A` are composed maps; a reset sets `keep` to 0."""
-        assert self.input.bias is not None
-        dtype = self.input.dtype
-        gates = (x.astype(dtype) @ self.input.kernel[...].astype(dtype)).astype(jnp.float32)
-        h = kernels.gated(carry, gates, self.input.bias[...].astype(jnp.float32), reset)
+        h = kernels.gated(carry, *self._gates(x), reset)
         return h[-1], h
 
     def _affine(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return `keep` and `add` of the step `h ← keep h + add`."""
-        gate, candidate = jnp.split(self.input(x).astype(jnp.float32), 2, -1)
+        gates, bias = self._gates(x)
+        gate, candidate = jnp.split(gates + jnp.broadcast_to(bias, gates.shape), 2, -1)
         z = jax.nn.sigmoid(gate)
         return 1 - z, z * candidate
+
+    def _gates(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return gates and candidates without their bias, and the bias: in float32, whatever the layer computes in.
+
+        A step and an unroll round alike, so that the ratio to the policy that acted is 1 before the first update.
+        """
+        assert self.input.bias is not None
+        dtype = self.input.dtype
+        gates = (x.astype(dtype) @ self.input.kernel[...].astype(dtype)).astype(jnp.float32)
+        return gates, self.input.bias[...].astype(jnp.float32)
 
 
 def reset_carry(carry: Carry, reset: jax.Array) -> Carry:

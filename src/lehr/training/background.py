@@ -4,8 +4,9 @@ JAX's scopes, such as `jax.default_device`, belong to the thread that opened the
 lowered before, or is traced here because `shares_scopes` says that nothing differs.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
@@ -48,6 +49,19 @@ def finished(future: "Future[T]") -> T:
         return future.result()
     except KeyboardInterrupt:
         wait([future])
+        raise
+
+
+@contextlib.contextmanager
+def forgotten_on_error(remembered: Any) -> Iterator[None]:
+    """Clear the cache of a function that returns futures if what is done in this scope fails.
+
+    `functools.lru_cache` remembers no errors, but it would remember a future that failed, for the whole process.
+    """
+    try:
+        yield
+    except BaseException:
+        remembered.cache_clear()
         raise
 
 

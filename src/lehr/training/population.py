@@ -267,7 +267,9 @@ def prepare_population(plan: Plan, coefficients: Sequence[Mapping[str, Any]], si
 
 def _begun(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> PopulationState:
     """Return a population before its first update, without an evolution; coefficients and seeds have a member axis."""
-    return background.finished(_beginning(plan, program, coefficients, seeds))(coefficients, seeds, plan.loaded.data)
+    with background.forgotten_on_error(_compiling_initial):
+        begin = background.finished(_beginning(plan, program, coefficients, seeds))
+    return begin(coefficients, seeds, plan.loaded.data)
 
 
 def _beginning(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> Future:

@@ -110,7 +110,9 @@ class PopulationRecord:
         """The episodes of all members, `[P, episodes]`."""
         place = self.sharding.place
         given = self.plan.policy(members).learned, members.key, members.updates
-        returns, lengths = background.finished(self._evaluation())(*place(given, 0), place(np.bool_(greedy), None))
+        with background.forgotten_on_error(compiling_evaluation):
+            run = background.finished(self._evaluation())
+        returns, lengths = run(*place(given, 0), place(np.bool_(greedy), None))
         return EpisodeResults(*(np.asarray(x).reshape(len(members.updates), -1) for x in (returns, lengths)))
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:

@@ -131,7 +131,8 @@ class PopulationRunner:
 
     def compile(self, state: PopulationState) -> None:
         """Compile the program, or wait until it is compiled."""
-        self._compiled = background.finished(self.prepare(state))
+        with background.forgotten_on_error(_compiling):
+            self._compiled = background.finished(self.prepare(state))
         need = needed_memory(self._compiled)
         if jax.default_backend() == "cpu":  # its devices share one memory
             need *= self.sharding.devices
