@@ -8,10 +8,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from lehr.report.curves import MAIN_COEFFICIENTS
 from lehr.report.loggers.display import Display, Displayed
 
-MAIN_COEFFICIENTS = ("learning_rate", "entropy_coef", "clip_range")
-"""Shown first, if they change."""
 SHORT_NAMES = {
     "learning_rate": "lr",
     "entropy_coef": "ent",
