@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -242,17 +242,25 @@ def check_same_shape(**arrays: jax.Array) -> None:
         raise ValueError(f"{given} must have the same shape; reshape or squeeze those that differ.")
 
 
-_sharing: contextvars.ContextVar[int] = contextvars.ContextVar("_sharing", default=1)
+_T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def shared_between(devices: int) -> Iterator[None]:
-    """Let `check_fits` compare with the memory of so many devices."""
-    token = _sharing.set(devices)
+def in_scope(variable: contextvars.ContextVar[_T], value: _T) -> Iterator[None]:
+    """Give a context variable this value in the scope, and its old one afterwards."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _sharing.reset(token)
+        variable.reset(token)
+
+
+_sharing: contextvars.ContextVar[int] = contextvars.ContextVar("_sharing", default=1)
+
+
+def shared_between(devices: int) -> contextlib.AbstractContextManager[None]:
+    """Let `check_fits` compare with the memory of so many devices."""
+    return in_scope(_sharing, devices)
 
 
 def check_fits(what: str, advice: str, **shapes: PyTree) -> None:

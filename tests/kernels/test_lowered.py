@@ -8,7 +8,23 @@ import pytest
 from lehr.kernels import lowered, mlp
 from lehr.kernels.mlp_programs import Plan
 
-PLAN = Plan(64, 0, 4, (8, 8), (2, 1), "tanh", None, True, 64, 4, 64, 4, 1, 1, False)
+PLAN = Plan(
+    rows=64,
+    first=0,
+    inputs=4,
+    hidden=(8, 8),
+    widths=(2, 1),
+    activation="tanh",
+    block_rows=64,
+    num_warps=4,
+    backward_block_rows=64,
+    backward_num_warps=4,
+    interpret=False,
+    precision=None,
+    is_half=True,
+    forward_programs=1,
+    programs=1,
+)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lehr.maths.advantages import corrected_gae, gae, lambda_returns, vtrace
+from lehr.maths.advantages import Steps, corrected_gae, gae, lambda_returns, vtrace
 from lehr.maths.recurrence import linear_recurrence
 
 STEPS, ENVIRONMENTS = 12, 3
@@ -33,6 +33,11 @@ def random_rollout(seed: int) -> dict[str, np.ndarray]:
 def on_device(rollout: dict[str, np.ndarray], *names: str) -> list[jax.Array]:
     chosen = names or ("rewards", "values", "next_values", "terminated", "done", "log_ratios")
     return [jnp.asarray(x if x.dtype == bool else x.astype(np.float32)) for x in (rollout[name] for name in chosen)]
+
+
+def steps_and_ratios(rollout: dict[str, np.ndarray]) -> tuple[Steps, jax.Array]:
+    *arrays, log_ratios = on_device(rollout)
+    return Steps(*arrays), log_ratios
 
 
 def gae_by_summation(rollout: dict[str, np.ndarray], discount: float, gae_lambda: float) -> np.ndarray:
@@ -109,7 +114,7 @@ def test_gae_by_hand():
     next_values = jnp.array([[6.0, 6.0], [10.0, 10.0], [2.0, 2.0]])
     terminated = jnp.array([[False, False], [True, False], [False, False]])
     done = jnp.array([[False, False], [True, True], [False, False]])
-    advantages, returns = gae(rewards, values, next_values, terminated, done, 0.5, 0.5)
+    advantages, returns = gae(Steps(rewards, values, next_values, terminated, done), 0.5, 0.5)
     # δ = [1 + 3 − 4, 2 − 6, 3 + 1 − 8] and [0, 2 + 5 − 6, −4]; A_0 = δ_0 + 0.25 A_1, and no A crosses the end.
     np.testing.assert_allclose(advantages, [[-1.0, 0.25], [-4.0, 1.0], [-4.0, -4.0]])
     np.testing.assert_allclose(returns, [[3.0, 4.25], [2.0, 7.0], [4.0, 4.0]])
@@ -119,7 +124,7 @@ def test_gae_by_hand():
 @settings(max_examples=20, deadline=None)
 def test_gae_equals_its_sum(seed, discount, gae_lambda):
     rollout = random_rollout(seed)
-    advantages, returns = gae(*on_device(rollout)[:-1], discount, gae_lambda)
+    advantages, returns = gae(steps_and_ratios(rollout)[0], discount, gae_lambda)
     expected = gae_by_summation(rollout, discount, gae_lambda)
     np.testing.assert_allclose(advantages, expected, atol=1e-5)
     np.testing.assert_allclose(returns, expected + rollout["values"], atol=1e-5)
@@ -131,9 +136,9 @@ def test_true_values_have_no_advantage():
     values = jnp.full((8, 2), 1 / (1 - discount))
     done = jnp.zeros((8, 2), bool).at[3].set(True)
     never = jnp.zeros((8, 2), bool)
-    advantages, _ = gae(jnp.ones((8, 2)), values, values, never, done, discount, 0.95)
+    advantages, _ = gae(Steps(jnp.ones((8, 2)), values, values, never, done), discount, 0.95)
     np.testing.assert_allclose(advantages, 0.0, atol=1e-5)
-    wrong, _ = gae(jnp.ones((8, 2)), values, values, done, done, discount, 0.95)
+    wrong, _ = gae(Steps(jnp.ones((8, 2)), values, values, done, done), discount, 0.95)
     np.testing.assert_allclose(wrong[3], -discount / (1 - discount), rtol=1e-5)
 
 
@@ -142,7 +147,7 @@ def test_vtrace_by_hand():
     rewards, values, next_values = jnp.array([1.0, 1.0, 1.0]), jnp.array([2.0, 4.0, 6.0]), jnp.array([4.0, 4.0, 8.0])
     never, done = jnp.zeros(3, bool), jnp.array([False, True, False])
     log_ratios = jnp.log(jnp.array([4.0, 0.5, 2.0]))
-    targets, advantages = vtrace(rewards, values, next_values, never, done, log_ratios, 0.5, 2.0, 1.0)
+    targets, advantages = vtrace(Steps(rewards, values, next_values, never, done), log_ratios, 0.5, 2.0, 1.0)
     # ρδ = [2 (1 + 2 − 2), ½ (1 + 2 − 4), 2 (1 + 4 − 6)] = [2, −½, −2]; v_0 = 2 + 2 + ½ · 1 · (−½).
     np.testing.assert_allclose(targets, [3.75, 3.5, 4.0], rtol=1e-6)
     # v' = [v_1, final value, value after the rollout] = [3.5, 4, 8].
@@ -159,7 +164,7 @@ def test_vtrace_by_hand():
 @settings(max_examples=20, deadline=None)
 def test_vtrace_equals_its_sum(seed, discount, rho_clip, c_clip, gae_lambda):
     rollout = random_rollout(seed)
-    targets, advantages = vtrace(*on_device(rollout), discount, rho_clip, c_clip, gae_lambda)
+    targets, advantages = vtrace(*steps_and_ratios(rollout), discount, rho_clip, c_clip, gae_lambda)
     expected_targets, expected_advantages = vtrace_by_summation(rollout, discount, rho_clip, c_clip, gae_lambda)
     np.testing.assert_allclose(targets, expected_targets, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(advantages, expected_advantages, rtol=1e-4, atol=1e-4)
@@ -167,20 +172,20 @@ def test_vtrace_equals_its_sum(seed, discount, rho_clip, c_clip, gae_lambda):
 
 def test_vtrace_on_policy_is_gae():
     """Without clips and with λ = 1 the targets are GAE's returns, and the advantages too."""
-    arrays = on_device(random_rollout(0))[:-1]
+    steps, _ = steps_and_ratios(random_rollout(0))
     on_policy = jnp.zeros((STEPS, ENVIRONMENTS))
-    targets, advantages = vtrace(*arrays, on_policy, 0.95, jnp.inf, jnp.inf)
-    expected_advantages, expected_returns = gae(*arrays, 0.95, 1.0)
+    targets, advantages = vtrace(steps, on_policy, 0.95, jnp.inf, jnp.inf)
+    expected_advantages, expected_returns = gae(steps, 0.95, 1.0)
     np.testing.assert_allclose(targets, expected_returns, atol=1e-5)
     np.testing.assert_allclose(advantages, expected_advantages, atol=1e-5)
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.8])
 def test_corrected_gae_on_policy_is_gae(gae_lambda):
-    arrays = on_device(random_rollout(1))[:-1]
+    steps, _ = steps_and_ratios(random_rollout(1))
     on_policy = jnp.zeros((STEPS, ENVIRONMENTS))
-    corrected = corrected_gae(*arrays, on_policy, 0.95, 1.0, 1.0, gae_lambda)
-    np.testing.assert_allclose(corrected, gae(*arrays, 0.95, gae_lambda), atol=1e-6)
+    corrected = corrected_gae(steps, on_policy, 0.95, 1.0, 1.0, gae_lambda)
+    np.testing.assert_allclose(corrected, gae(steps, 0.95, gae_lambda), atol=1e-6)
 
 
 def test_corrected_gae_equals_a_loop():
@@ -193,7 +198,7 @@ def test_corrected_gae_equals_a_loop():
         error = np.minimum(ratio, rho_clip) * (rollout["rewards"][t] + discount * future - rollout["values"][t])
         following = error + discount * gae_lambda * np.minimum(ratio, c_clip) * following * ~rollout["done"][t]
         expected[t] = following
-    advantages, returns = corrected_gae(*on_device(rollout), discount, rho_clip, c_clip, gae_lambda)
+    advantages, returns = corrected_gae(*steps_and_ratios(rollout), discount, rho_clip, c_clip, gae_lambda)
     np.testing.assert_allclose(advantages, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(returns, expected + rollout["values"], rtol=1e-4, atol=1e-5)
 
@@ -217,7 +222,7 @@ def test_lambda_returns_are_the_returns_of_gae():
     rollout = random_rollout(4)
     rewards, next_values, terminated, done = on_device(rollout, "rewards", "next_values", "terminated", "done")
     returns = lambda_returns(rewards, next_values, 1.0 - terminated, 0.9, 0.7, done)
-    np.testing.assert_allclose(returns, gae(*on_device(rollout)[:-1], 0.9, 0.7)[1], atol=1e-5)
+    np.testing.assert_allclose(returns, gae(steps_and_ratios(rollout)[0], 0.9, 0.7)[1], atol=1e-5)
 
 
 def test_lambda_returns_of_imagination_have_a_closed_form():
@@ -227,7 +232,7 @@ def test_lambda_returns_of_imagination_have_a_closed_form():
 
 
 def test_coefficients_may_be_traced_and_differ_between_members():
-    arrays = on_device(random_rollout(5))
+    arrays = steps_and_ratios(random_rollout(5))
     discounts, lambdas, clips = jnp.array([0.9, 0.99]), jnp.array([0.5, 1.0]), jnp.array([1.0, 2.0])
     together = jax.jit(jax.vmap(lambda discount, lam, clip: vtrace(*arrays, discount, clip, clip, lam)))
     for member, result in enumerate(zip(*together(discounts, lambdas, clips), strict=True)):
@@ -238,7 +243,7 @@ def test_coefficients_may_be_traced_and_differ_between_members():
 def test_shapes_that_would_broadcast_are_refused():
     ones, column, never = jnp.ones(4), jnp.ones((4, 1)), jnp.zeros(4, bool)
     with pytest.raises(ValueError, match=r"values \(4, 1\).*must have the same shape; reshape"):
-        gae(ones, column, ones, never, never, 0.9, 0.9)
+        gae(Steps(ones, column, ones, never, never), 0.9, 0.9)
 
 
 def test_gae_equals_rlax():
@@ -250,7 +255,7 @@ def test_gae_equals_rlax():
     following = jnp.concatenate([values, last])
     estimate = jax.vmap(rlax.truncated_generalized_advantage_estimation, in_axes=(1, 1, None, 1), out_axes=1)
     expected = estimate(rewards, 0.9 * (1.0 - done), 0.7, following)
-    advantages, _ = gae(rewards, values, following[1:], done, done, 0.9, 0.7)
+    advantages, _ = gae(Steps(rewards, values, following[1:], done, done), 0.9, 0.7)
     np.testing.assert_allclose(advantages, expected, atol=1e-5)
     returns = jax.vmap(rlax.lambda_returns, in_axes=(1, 1, 1, None), out_axes=1)
     np.testing.assert_allclose(
@@ -273,7 +278,7 @@ def test_vtrace_equals_rlax(gae_lambda):
         out_axes=1,
     )
     expected = estimate(values, following, rewards, 0.9 * (1.0 - done), jnp.exp(log_ratios))
-    targets, advantages = vtrace(rewards, values, following, done, done, log_ratios, 0.9, 1.5, 1.0, gae_lambda)
+    targets, advantages = vtrace(Steps(rewards, values, following, done, done), log_ratios, 0.9, 1.5, 1.0, gae_lambda)
     np.testing.assert_allclose(targets, expected.errors + values, rtol=1e-4, atol=1e-5)
     if gae_lambda == 1.0:  # below 1, rlax mixes V into the bootstrap of the advantage, which IMPALA does not
         np.testing.assert_allclose(advantages, expected.pg_advantage, rtol=1e-4, atol=1e-5)

@@ -114,14 +114,25 @@ def _options(parser: argparse.ArgumentParser, values: dict[str, tuple[str, ...]]
 
 # One writer for each shell -----------------------------------------------------------------------------------------
 
-_BASH = """\
-# Completion of lehr for bash.
-_lehr() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD - 1]}}"
-    local context="" flags="" words="" each
-    for each in "${{COMP_WORDS[@]:1:COMP_CWORD - 1}}"; do
+
+class _CaseShell(NamedTuple):
+    """What differs between shells that have `case`."""
+
+    pattern: str
+    """How it writes the pattern of a case."""
+    head: str
+    words: str
+    """The words before the one to complete."""
+    offers_flags: str
+    """The commands that offer the context's flags if the word to complete is one, and no value is expected."""
+    foot: str
+
+
+_CASES = """\
+{head}
+    for each in {words}; do
         case "$context|$each" in
-            *"|-"*) ;;
+            {flag} ;;
 {contexts}
         esac
     done
@@ -130,40 +141,44 @@ _lehr() {{
     esac
     case "$context $previous" in
 {values}
-        *)
-            [[ "$word" == -* ]] && words="$flags" ;;
+        {other}
+            {offers_flags} ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-    [[ "${{COMPREPLY[*]}}" == *: ]] && compopt -o nospace 2>/dev/null
-    return 0
-}}
-complete -o default -F _lehr lehr
+{foot}
 """
 
-_ZSH = """\
+_BASH = _CaseShell(
+    pattern="{})",
+    head="""\
+# Completion of lehr for bash.
+_lehr() {
+    local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}"
+    local context="" flags="" words="" each""",
+    words='"${COMP_WORDS[@]:1:COMP_CWORD - 1}"',
+    offers_flags='[[ "$word" == -* ]] && words="$flags"',
+    foot="""\
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    [[ "${COMPREPLY[*]}" == *: ]] && compopt -o nospace 2>/dev/null
+    return 0
+}
+complete -o default -F _lehr lehr""",
+)
+
+_ZSH = _CaseShell(
+    pattern="({})",
+    head="""\
 #compdef lehr
 # Completion of lehr for zsh.
-_lehr() {{
+_lehr() {
     local word="$words[CURRENT]" previous="$words[CURRENT-1]" context="" each
-    local -a flags offered
-    for each in "${{(@)words[2,CURRENT-1]}}"; do
-        case "$context|$each" in
-            (*"|-"*) ;;
-{contexts}
-        esac
-    done
-    case "$context" in
-{flags}
-    esac
-    case "$context $previous" in
-{values}
-        (*)
-            if [[ "$word" == -* ]]; then _describe option flags; return; fi ;;
-    esac
+    local -a flags offered""",
+    words='"${(@)words[2,CURRENT-1]}"',
+    offers_flags='if [[ "$word" == -* ]]; then _describe option flags; return; fi',
+    foot="""\
     if (( $#offered )); then _describe value offered; else _files; fi
-}}
-if [[ "$funcstack[1]" == _lehr ]]; then _lehr "$@"; else compdef _lehr lehr; fi
-"""
+}
+if [[ "$funcstack[1]" == _lehr ]]; then _lehr "$@"; else compdef _lehr lehr; fi""",
+)
 
 _FISH = """\
 # Completion of lehr for fish.
@@ -199,7 +214,7 @@ def bash(found: Sequence[Context]) -> str:
         action = "" if option.is_place or option.values else "; compopt +o default 2>/dev/null"
         return f"words={shlex.quote(' '.join(option.values or ()))}{action}"
 
-    return _with_cases(_BASH, found, "{})", offers, values)
+    return _with_cases(_BASH, found, offers, values)
 
 
 def zsh(found: Sequence[Context]) -> str:
@@ -218,30 +233,31 @@ def zsh(found: Sequence[Context]) -> str:
         offered = (word.replace(":", "\\:") for word in option.values or ())
         return f"offered=({' '.join(map(shlex.quote, offered))}){action}"
 
-    return _with_cases(_ZSH, found, "({})", offers, values)
+    return _with_cases(_ZSH, found, offers, values)
 
 
 def _with_cases(
-    script: str,
+    shell: _CaseShell,
     found: Sequence[Context],
-    pattern: str,
     offers: Callable[[Context], str],
     values: Callable[[Option], str],
 ) -> str:
-    """Fill a script whose shell has `case`: what each context offers, and the values of each option that has some.
+    """Write the script of a shell with `case`: what each context offers, and the values of each option that has some.
 
     Args:
-        script: with the places `contexts`, `flags` and `values`.
+        shell: the shell.
         found: the contexts.
-        pattern: how the shell writes the pattern of a case.
         offers: the commands for a context.
         values: the commands for an option.
     """
 
     def case(text: str, commands: str) -> str:
-        return f"        {pattern.format(shlex.quote(text))} {commands} ;;"
+        return f"        {shell.pattern.format(shlex.quote(text))} {commands} ;;"
 
-    return script.format(
+    return _CASES.format(
+        **shell._asdict(),
+        flag=shell.pattern.format('*"|-"*'),
+        other=shell.pattern.format("*"),
         contexts=_transitions(found, lambda text, words: f"    {case(text, f'context={shlex.quote(words)}')}"),
         flags="\n".join(case(context.words, offers(context)) for context in found),
         values="\n".join(

@@ -53,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "--from", dest="from_run", metavar="RUN", help="start from the state and settings of another run"
     )
     parser.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="where to save the run (default: runs/ALGORITHM-ENV-sSEED-TIME)",
+        "--run-dir", metavar="DIR", help="where to save the run (default: runs/ALGORITHM-ENV-sSEED-TIME)"
     )
     parser.add_argument(
         "--seeds",

@@ -1,6 +1,7 @@
 """The environment protocol: two pure functions, two spaces and a number of agents."""
 
 from abc import abstractmethod
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 from lehr.spaces import Space
@@ -10,7 +11,38 @@ NEVER = 2**31 - 1
 """The `truncation_gap` of an environment that does not truncate."""
 
 
-class Environment(Protocol):
+class Described(Protocol):
+    """What every description of an environment has, whether it runs on the device or on the host."""
+
+    # Read-only for the type checker, so that fields, class attributes and properties are all accepted.
+    if TYPE_CHECKING:
+
+        @property
+        def num_agents(self) -> int:
+            """The number of agents that act at every step."""
+            return 1
+
+        @property
+        def env_steps_per_step(self) -> int:
+            """The number of steps of the task per call of `step`; more than 1 with `ActionRepeat`."""
+            return 1
+
+        @property
+        def observation_space(self) -> Space:
+            """The space of one agent's observation."""
+
+        @property
+        def action_space(self) -> Space:
+            """The space of one agent's action."""
+
+    else:
+        num_agents: int = 1
+        env_steps_per_step: int = 1
+        observation_space: Space
+        action_space: Space
+
+
+class Environment(Described, Protocol):
     """A single environment without a batch axis; use `vmap` for batches.
 
     An environment is an immutable, hashable description (a frozen dataclass with its parameters as fields). Everything
@@ -24,26 +56,7 @@ class Environment(Protocol):
     Inherit from this class to get the defaults, or define the same members without it.
     """
 
-    # Read-only for the type checker, so that fields, class attributes and properties are all accepted.
-    if TYPE_CHECKING:
-
-        @property
-        def observation_space(self) -> Space:
-            """The space of one agent's observation."""
-
-        @property
-        def action_space(self) -> Space:
-            """The space of one agent's action."""
-
-        @property
-        def num_agents(self) -> int:
-            """The number of agents that act at every step."""
-            return 1
-
-        @property
-        def env_steps_per_step(self) -> int:
-            """The number of steps of the task per call of `step`; more than 1 with `ActionRepeat`."""
-            return 1
+    if TYPE_CHECKING:  # read-only, as above
 
         @property
         def truncation_gap(self) -> int:
@@ -64,10 +77,6 @@ class Environment(Protocol):
             return 1
 
     else:
-        observation_space: Space
-        action_space: Space
-        num_agents: int = 1
-        env_steps_per_step: int = 1
         truncation_gap: int = 1
         environments_per_reset: int = 1
 
@@ -78,3 +87,8 @@ class Environment(Protocol):
     @abstractmethod
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         """Take one step and return `(next state, timestep)`; the timestep holds the next state's observation."""
+
+
+def forwarded(path: str) -> property:
+    """A read-only attribute that is another object's, found by a path such as `env.num_agents`."""
+    return property(attrgetter(path))

@@ -6,13 +6,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.envs.base import Environment
+from lehr.envs.base import Environment, forwarded
 from lehr.errors import InputError
 from lehr.masks import MASK, is_masked
 from lehr.maths import across
@@ -24,7 +24,16 @@ from lehr.types import Key, PyTree, Timestep
 class Wrapper(Environment):
     """Abstract base class; attributes that a wrapper does not override are those of the wrapped environment."""
 
+    _counts: ClassVar[tuple[str, ...]] = ()
+    """The fields that must be integers of at least 1."""
     env: Environment
+
+    observation_space = forwarded("env.observation_space")
+    action_space = forwarded("env.action_space")
+    num_agents = forwarded("env.num_agents")
+    env_steps_per_step = forwarded("env.env_steps_per_step")
+    truncation_gap = forwarded("env.truncation_gap")
+    environments_per_reset = forwarded("env.environments_per_reset")
 
     def __post_init__(self) -> None:
         if isinstance(self.env, AutoReset):
@@ -32,36 +41,10 @@ class Wrapper(Environment):
                 f"{type(self).__name__} wraps AutoReset, which would not reset it: make AutoReset the outermost "
                 "wrapper."
             )
-
-    @property
-    def observation_space(self) -> Space:
-        """The space of one agent's observation."""
-        return self.env.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """The space of one agent's action."""
-        return self.env.action_space
-
-    @property
-    def num_agents(self) -> int:
-        """The number of agents that act at every step."""
-        return self.env.num_agents
-
-    @property
-    def env_steps_per_step(self) -> int:
-        """The number of steps of the task per call of `step`."""
-        return self.env.env_steps_per_step
-
-    @property
-    def truncation_gap(self) -> int:
-        """A lower bound on the number of steps between two truncations."""
-        return self.env.truncation_gap
-
-    @property
-    def environments_per_reset(self) -> int:
-        """How many environments of a batch share one reset computation per step."""
-        return self.env.environments_per_reset
+        for name in self._counts:
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{type(self).__name__} got {name}={value!r}; it must be an integer of at least 1.")
 
     @property
     def _agents(self) -> tuple[int, ...]:
@@ -76,11 +59,6 @@ class Wrapper(Environment):
     def _per_agent(self, function: Callable[[PyTree], PyTree], value: PyTree) -> PyTree:
         """Apply a function to each agent's value."""
         return (function if self.num_agents == 1 else jax.vmap(function))(value)
-
-
-def _check_count(wrapper: Wrapper, name: str, value: Any) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise InputError(f"{type(wrapper).__name__} got {name}={value!r}; it must be an integer of at least 1.")
 
 
 def _bounded_box(wrapper: Wrapper, space: Space) -> Box:
@@ -102,11 +80,8 @@ class TimeLimitState(NamedTuple):
 class TimeLimit(Wrapper):
     """Truncate episodes after `max_steps` steps. `terminated` is unchanged, so both flags may be set at that step."""
 
+    _counts: ClassVar[tuple[str, ...]] = ("max_steps",)
     max_steps: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count(self, "max_steps", self.max_steps)
 
     @property
     def truncation_gap(self) -> int:
@@ -365,11 +340,11 @@ class FrameStack(Wrapper):
     An action mask is not stacked.
     """
 
+    _counts: ClassVar[tuple[str, ...]] = ("k",)
     k: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count(self, "k", self.k)
         _ = self.observation_space
 
     @property
@@ -416,11 +391,8 @@ class ActionRepeat(Wrapper):
     With several agents, one that is done collects no more rewards and keeps its final observation while the others act.
     """
 
+    _counts: ClassVar[tuple[str, ...]] = ("k",)
     k: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_count(self, "k", self.k)
 
     @property
     def env_steps_per_step(self) -> int:

@@ -22,12 +22,12 @@ The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of 
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
 """
 
-import contextlib
 import contextvars
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
 from lehr.maths.optimise import Packed
-from lehr.types import PyTree
+from lehr.types import PyTree, in_scope
 
 __all__ = [
     "evaluate_mlps",
@@ -257,14 +257,9 @@ def scan(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree, unr
 _plain: contextvars.ContextVar[bool] = contextvars.ContextVar("plain", default=False)
 
 
-@contextlib.contextmanager
-def plain() -> Iterator[None]:
+def plain() -> AbstractContextManager[None]:
     """Trace plain JAX in this scope, for a program that is run elsewhere."""
-    token = _plain.set(True)
-    try:
-        yield
-    finally:
-        _plain.reset(token)
+    return in_scope(_plain, True)
 
 
 def rewrite(function: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -7,6 +7,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from lehr.kernels.cells import Cells, Graph, Node, filled
+from lehr.kernels.equations import BY_NUMPY, type_of
 from lehr.kernels.row_program import Unsupported
 
 Rule = Callable[[Graph, JaxprEqn, Sequence[Cells]], list[Cells]]
@@ -96,11 +97,6 @@ def is_number(cell: Any, number: float) -> bool:
     return not isinstance(cell, Node) and bool(cell == number)
 
 
-def type_of(variable: Any) -> Any:
-    """Return the shape and dtype of a variable, which JAX's type annotations do not declare."""
-    return variable.aval
-
-
 def dtype_of(cell: Any) -> Any:
     """The dtype of a cell."""
     return cell.dtype
@@ -110,21 +106,8 @@ _NEUTRAL = {"add": (0, True), "sub": (0, False), "mul": (1, True), "div": (1, Fa
 """The number that changes nothing, and whether the order of the operands matters."""
 
 _SCALARS: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
+    **BY_NUMPY,
     "neg": np.negative,
-    "max": np.maximum,
-    "min": np.minimum,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
     "sqrt": np.sqrt,
     "abs": np.abs,
     "sign": np.sign,

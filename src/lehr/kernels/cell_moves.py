@@ -17,9 +17,9 @@ from lehr.kernels.cell_arithmetic import (
     converted,
     entries,
     shared,
-    type_of,
 )
 from lehr.kernels.cells import Cells, Graph, Node, filled
+from lehr.kernels.equations import type_of
 from lehr.kernels.row_program import Unsupported
 
 MOST_CHOICES = 64

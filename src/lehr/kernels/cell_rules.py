@@ -19,11 +19,11 @@ from lehr.kernels.cell_arithmetic import (
     is_equal,
     operation,
     shared,
-    type_of,
 )
 from lehr.kernels.cell_moves import MOVES, as_objects, broadcast_in_dim, slices_of, without_axes
 from lehr.kernels.cell_sums import SUMS
 from lehr.kernels.cells import MOST_UNROLLED, Cells, Graph, Loop, filled, read
+from lehr.kernels.equations import scan_counts, type_of
 from lehr.kernels.row_program import Unsupported
 
 
@@ -102,12 +102,9 @@ def _branch(graph: Graph, equation: JaxprEqn, inputs: Sequence[Cells]) -> list[C
 
 def _scan(graph: Graph, equation: JaxprEqn, inputs: Sequence[Cells]) -> list[Cells]:
     parameters, body = equation.params, equation.params["jaxpr"]
-    if "num_carry" in parameters:
-        consts, carries = parameters["num_consts"], parameters["num_carry"]
-    elif "ft_in" in parameters:  # since JAX 0.11
-        consts, carries = map(len, parameters["ft_in"].unpack()[:2])
-    else:
+    if (counts := scan_counts(parameters)) is None:
         raise Unsupported("a scan of an unknown kind")
+    consts, carries = counts
     fixed, carry, rows = inputs[:consts], list(inputs[consts : consts + carries]), inputs[consts + carries :]
     length, is_plain = parameters["length"], not rows and len(body.jaxpr.outvars) == carries
     if is_plain and length > 1:

@@ -16,10 +16,10 @@ from lehr.kernels.cell_arithmetic import (
     dtype_of,
     is_number,
     shared,
-    type_of,
 )
 from lehr.kernels.cell_moves import as_objects, without_axes
 from lehr.kernels.cells import Cells, Graph, filled
+from lehr.kernels.equations import type_of
 from lehr.kernels.row_program import Unsupported
 
 

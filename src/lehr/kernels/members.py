@@ -1,8 +1,9 @@
 """How many members of a population a program is vmapped over, which a function that is vmapped cannot see."""
 
-import contextlib
 import contextvars
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+from lehr.types import in_scope
 
 _members: contextvars.ContextVar[int] = contextvars.ContextVar("members", default=1)
 
@@ -12,11 +13,6 @@ def members() -> int:
     return _members.get()
 
 
-@contextlib.contextmanager
-def together(count: int) -> Iterator[None]:
+def together(count: int) -> AbstractContextManager[None]:
     """Say that what is traced in this scope is vmapped over so many members."""
-    token = _members.set(count)
-    try:
-        yield
-    finally:
-        _members.reset(token)
+    return in_scope(_members, count)

@@ -33,7 +33,7 @@ from lehr.errors import InputError, closest
 from lehr.kernels import lowered
 from lehr.kernels.members import members
 from lehr.kernels.mlp_blocks import ACTIVATIONS
-from lehr.kernels.mlp_plan import Plan, pl, triton
+from lehr.kernels.mlp_plan import NetworksPlan, Plan, pl, triton
 from lehr.kernels.mlp_programs import Layer, Layers, backward, forward
 
 MIN_ROWS = 512
@@ -249,7 +249,7 @@ def has_value(leaf: Any) -> bool:
     return hasattr(leaf, "perturbed")
 
 
-def of_all(plan: Any, layers: Layers, held: int) -> tuple[Layers, Layers]:
+def of_all(plan: NetworksPlan, layers: Layers, held: int) -> tuple[Layers, Layers]:
     """Return the gradients of the hidden layers of all `held` networks, and of the heads, each in its own shape."""
     *hidden, (kernels, biases) = layers
     others = (plan.first, held - plan.first - plan.networks)
@@ -261,7 +261,7 @@ def of_all(plan: Any, layers: Layers, held: int) -> tuple[Layers, Layers]:
     return tuple(hidden), tuple(heads)
 
 
-def on_platform(plan: Any, kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: Any) -> Any:
+def on_platform(plan: NetworksPlan, kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: Any) -> Any:
     """Call a kernel in a program for CUDA, or in the interpreter, and plain JAX elsewhere; both with the plan first."""
     kernel, plain = functools.partial(kernel, plan), functools.partial(plain, plan)
     if plan.interpret:

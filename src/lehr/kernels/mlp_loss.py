@@ -10,12 +10,11 @@ with the outputs of that call as its arguments, see `lehr.kernels.row_loss`. It 
 is arithmetic on the rows of one network's outputs, and only sums over the rows leave it, as in PPO.
 """
 
-import contextlib
 import contextvars
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from lehr.kernels.mlp_loss_program import Layout, Sums, gradients
 from lehr.kernels.mlp_programs import Layer, Plan
 from lehr.kernels.row_loss import RowLoss
 from lehr.kernels.row_program import CARRIED, Unsupported
-from lehr.types import PyTree
+from lehr.types import PyTree, in_scope
 
 Loss = Callable[[PyTree], tuple[jax.Array, PyTree]]
 """Maps parameters to a total, float32 `[]`, and any other results."""
@@ -98,7 +97,7 @@ def value_and_grad(
                 seen.append(x)
                 return tuple(outputs)
 
-            with _intercepting(intercept):
+            with in_scope(_interceptor, intercept):
                 total, results = loss(jax.tree.unflatten(structure, parameters))
             return total, (results, seen[0])
 
@@ -238,7 +237,7 @@ def _call_in(loss: Loss, leaves: Sequence[jax.Array], structure: Any) -> _Call:
             calls.append(_call(leaves, x, layers, heads, activation))
             return tuple(jnp.zeros((x.shape[0], bias.shape[-1])) for _, bias in heads.values())
 
-        with _intercepting(intercept):
+        with in_scope(_interceptor, intercept):
             return loss(jax.tree.unflatten(structure, list(leaves)))
 
     jax.eval_shape(of, list(leaves))
@@ -279,12 +278,3 @@ _interceptor: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.Co
 def interceptor() -> Callable[..., Any] | None:
     """What takes the place of `lehr.kernels.evaluate_mlps` in the loss that is being traced, if one is."""
     return _interceptor.get()
-
-
-@contextlib.contextmanager
-def _intercepting(function: Callable[..., Any]) -> Iterator[None]:
-    token = _interceptor.set(function)
-    try:
-        yield
-    finally:
-        _interceptor.reset(token)

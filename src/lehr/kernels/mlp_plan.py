@@ -22,8 +22,8 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything static about a call: sizes and tuning."""
+class NetworksPlan:
+    """Abstract base class of what is static about a call that evaluates MLPs of equal hidden sizes on the same rows."""
 
     rows: int
     first: int
@@ -33,17 +33,10 @@ class Plan:
     widths: tuple[int, ...]
     """The number of outputs of each network to evaluate."""
     activation: str
-    precision: Any
-    is_half: bool
-    """Whether operands of products are rounded to float16, which has as many digits as TF32; see `mlp_blocks`."""
     block_rows: int
     num_warps: int
     backward_block_rows: int
     backward_num_warps: int
-    forward_programs: int
-    """Of the forward program, over all networks, at most; for each member of a population."""
-    programs: int
-    """Of the backward program, for each member of a population."""
     interpret: bool
 
     @property
@@ -52,9 +45,27 @@ class Plan:
         return len(self.widths)
 
     @property
+    def outputs(self) -> int:
+        """The outputs of the widest head."""
+        return max(self.widths)
+
+
+@dataclass(frozen=True)
+class Plan(NetworksPlan):
+    """Everything static about a call: sizes and tuning."""
+
+    precision: Any
+    is_half: bool
+    """Whether operands of products are rounded to float16, which has as many digits as TF32; see `mlp_blocks`."""
+    forward_programs: int
+    """Of the forward program, over all networks, at most; for each member of a population."""
+    programs: int
+    """Of the backward program, for each member of a population."""
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """The inputs of each layer, and the outputs of the widest head."""
-        return (self.inputs, *self.hidden, max(self.widths))
+        return (self.inputs, *self.hidden, self.outputs)
 
     @property
     def has_spare_input(self) -> bool:

@@ -10,11 +10,11 @@ takes a block of rows through all layers, activations and tangents side by side:
 so that only inputs, weights and the tangents of the outputs are moved.
 """
 
-import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from jax.custom_derivatives import SymbolicZero
 from lehr.kernels import lowered, mlp
 from lehr.kernels.mlp import ACTIVATIONS
 from lehr.kernels.mlp_programs import Layer, Layers, Plan, bias_places, kernel_places, padded, pl, triton
-from lehr.types import PyTree
+from lehr.types import PyTree, in_scope
 
 BLOCK_ROWS = 128
 """Rows per block, a power of two."""
@@ -51,13 +51,10 @@ def note(is_supported: bool) -> None:
 
 def supports(function: Callable[[PyTree], PyTree], point: PyTree) -> bool:
     """Whether a function evaluates MLPs with kernels, and all of them can be differentiated in forward mode."""
-    token = _noted.set([])
-    try:
+    found: list[bool] = []
+    with in_scope(_noted, found):
         jax.eval_shape(function, point)
-        found = _noted.get()
-    finally:
-        _noted.reset(token)
-    return bool(found) and all(found or ())
+    return bool(found) and all(found)
 
 
 def is_forward_mode() -> bool:
@@ -65,14 +62,9 @@ def is_forward_mode() -> bool:
     return _is_forward.get()
 
 
-@contextlib.contextmanager
-def forward_mode() -> Iterator[None]:
+def forward_mode() -> AbstractContextManager[None]:
     """Trace a function to differentiate it in forward mode."""
-    token = _is_forward.set(True)
-    try:
-        yield
-    finally:
-        _is_forward.reset(token)
+    return in_scope(_is_forward, True)
 
 
 # --- the operation

@@ -11,24 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lehr.kernels import row_values
 from lehr.kernels.row_program import Operation, Unsupported, Value
 from lehr.kernels.row_shapes import SHAPE_RULES, shaped
-from lehr.kernels.row_values import (
-    MOST_COLUMNS,
-    Block,
-    Columns,
-    Given,
-    Loader,
-    Matrix,
-    Rule,
-    batch_axis,
-    cells_of,
-    filled,
-    is_wide,
-    scalar_of,
-    spans,
-    without_rows,
-)
+from lehr.kernels.row_values import MOST_COLUMNS, Block, Columns, Given, Loader, Matrix, Rule
 
 MOST_WEIGHTS = 512 * 512
 """Larger layers are left to the compiler: loading them in each step takes longer than launching more kernels."""
@@ -54,18 +40,17 @@ def evaluate(operation: Operation, inputs: Sequence[Given], loader: Loader) -> l
 def _elementwise(
     function: Callable[..., jax.Array], operation: Operation, inputs: Sequence[Given], loader: Loader
 ) -> Block:
-    shape, axis = operation.outputs[0].shape, batch_axis(inputs)
-    if any(isinstance(x, Matrix) for x in inputs) or is_wide(shape, axis):
+    shape, axis = operation.outputs[0].shape, row_values.batch_axis(inputs)
+    if any(isinstance(x, Matrix) for x in inputs) or row_values.is_wide(shape, axis):
         if len(shape) != 2 or axis != 0:
             raise Unsupported(f"a wide array {shape}")
-        sizes = [(loader.block, width) for _, width in spans(shape[1])]
+        sizes = [(loader.block, width) for _, width in row_values.spans(shape[1])]
         tiles = zip(sizes, *(_wide(x, shape[1], loader) for x in inputs), strict=True)
         return Matrix(tuple(function(*(jnp.broadcast_to(x, size) for x in tile)) for size, *tile in tiles))
-    out = without_rows(shape, axis)
-    parts = [np.broadcast_to(cells_of(x, axis, loader), out) for x in inputs]
-    return Columns(
-        axis, filled(out, [function(*_vectors(loader, cells)) for cells in zip(*(p.flat for p in parts), strict=True)])
-    )
+    out = row_values.without_rows(shape, axis)
+    parts = [np.broadcast_to(row_values.cells_of(x, axis, loader), out) for x in inputs]
+    cells = [function(*_vectors(loader, given)) for given in zip(*(part.flat for part in parts), strict=True)]
+    return Columns(axis, row_values.filled(out, cells))
 
 
 def _vectors(loader: Loader, cells: Sequence[jax.Array]) -> list[jax.Array]:
@@ -76,13 +61,13 @@ def _wide(given: Given, columns: int, loader: Loader) -> list[jax.Array]:
     """The tiles of any input of a wide elementwise operation, such that they broadcast to `[B, W]`."""
     if isinstance(given, Matrix):
         return list(given.tiles)
-    places = spans(columns)
+    places = row_values.spans(columns)
     if isinstance(given, Columns):
         if given.cells.size != 1:
             raise Unsupported("columns beside a wide array")
         return [given.cells.flat[0].reshape(-1, 1)] * len(places)
     if not given.shape or (given.static is not None and (given.static == given.static.flat[0]).all()):
-        return [scalar_of(given, loader)] * len(places)
+        return [row_values.scalar_of(given, loader)] * len(places)
     if given.shape == (loader.rows, columns):
         return [loader.part(given, 0, (0, span)) for span in places]
     if given.shape == (loader.rows, 1):
@@ -134,7 +119,7 @@ def _reduction(combine: Callable[[Any, Any], Any], of_matrix: Callable[..., jax.
         if isinstance(given, Matrix):
             if tuple(axes) != (1,) or of_matrix is None:
                 raise Unsupported(f"{operation.primitive.name} of a wide array over {axes}")
-            return [Columns(0, filled((1,), [_reduced(combine, of_matrix, given)]))]
+            return [Columns(0, row_values.filled((1,), [_reduced(combine, of_matrix, given)]))]
         assert isinstance(given, Columns)
         if given.axis in axes:
             raise Unsupported(f"{operation.primitive.name} over the rows")
@@ -157,7 +142,7 @@ def _reduced(combine: Callable[[Any, Any], Any], of_matrix: Callable[..., jax.Ar
 
 
 def _paired(combine: Callable[[Any, Any], Any], first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    return filled(first.shape, [combine(a, b) for a, b in zip(first.flat, second.flat, strict=True)])
+    return row_values.filled(first.shape, [combine(a, b) for a, b in zip(first.flat, second.flat, strict=True)])
 
 
 def _extreme(better: Callable[[Any, Any], Any]) -> Rule:
@@ -176,7 +161,7 @@ def _extreme(better: Callable[[Any, Any], Any]) -> Rule:
                 wins = better(entry, best) | ((entry != entry) & (best == best))
                 best, where = jnp.where(wins, entry, best), jnp.where(wins, jnp.asarray(index, kind), where)
             found.append(where)
-        return [Columns(given.axis - (along < given.axis), filled(parts[0].shape, found))]
+        return [Columns(given.axis - (along < given.axis), row_values.filled(parts[0].shape, found))]
 
     return apply
 
@@ -207,7 +192,7 @@ def _product(operation: Operation, inputs: Sequence[Given], loader: Loader) -> l
         raise Unsupported("a product other than of rows with a matrix")
     if isinstance(rows, Columns):
         return [_product_of_columns(rows, weights, loader)]
-    inner, outer = spans(weights.shape[0]), weights.shape[1]
+    inner, outer = row_values.spans(weights.shape[0]), weights.shape[1]
     if outer > MOST_COLUMNS:
         multiply = functools.partial(
             lax.dot_general,
@@ -215,7 +200,7 @@ def _product(operation: Operation, inputs: Sequence[Given], loader: Loader) -> l
             precision=operation.parameters["precision"],
             preferred_element_type=jnp.float32,
         )
-        places = [(span, columns) for columns in spans(outer) for span in inner]
+        places = [(span, columns) for columns in row_values.spans(outer) for span in inner]
         factors = [loader.part(weights, None, place) for place in places[:AHEAD]]
         tiles: list[jax.Array] = []
         for number, place in enumerate(places):
@@ -229,7 +214,7 @@ def _product(operation: Operation, inputs: Sequence[Given], loader: Loader) -> l
         parts = [loader.part(weights, None, (span, index))[None, :] for span in inner]
         terms = Matrix(tuple(tile * part for tile, part in zip(rows.tiles, parts, strict=True)))
         sums.append(_reduced(operator.add, jnp.sum, terms))
-    return [Columns(0, filled((1, outer), sums))]
+    return [Columns(0, row_values.filled((1, outer), sums))]
 
 
 def _product_of_columns(rows: Columns, weights: Value, loader: Loader) -> Block:
@@ -239,7 +224,7 @@ def _product_of_columns(rows: Columns, weights: Value, loader: Loader) -> Block:
     entries = list(rows.cells.flat)
     if outer > MOST_COLUMNS:
         tiles = []
-        for span in spans(outer):
+        for span in row_values.spans(outer):
             parts = [loader.part(weights, None, (index, span))[None, :] for index in range(len(entries))]
             terms = [entry[:, None] * part for entry, part in zip(entries, parts, strict=True)]
             tiles.append(functools.reduce(operator.add, terms))
@@ -250,7 +235,7 @@ def _product_of_columns(rows: Columns, weights: Value, loader: Loader) -> Block:
         )
         for out in range(outer)
     ]
-    return Columns(0, filled((1, outer), sums))
+    return Columns(0, row_values.filled((1, outer), sums))
 
 
 _NAMES = """

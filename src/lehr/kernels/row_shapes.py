@@ -7,24 +7,9 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from lehr.kernels import row_values
 from lehr.kernels.row_program import Operation, Unsupported, Value
-from lehr.kernels.row_values import (
-    MOST_COLUMNS,
-    Block,
-    Columns,
-    Given,
-    Loader,
-    Matrix,
-    Rule,
-    batch_axis,
-    cells_of,
-    check_small,
-    filled,
-    is_wide,
-    scalar_of,
-    spans,
-    without_rows,
-)
+from lehr.kernels.row_values import MOST_COLUMNS, Block, Columns, Given, Loader, Matrix, Rule
 
 
 def same(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
@@ -62,12 +47,12 @@ def _broadcast(operation: Operation, inputs: Sequence[Given], loader: Loader) ->
     axis = places[given.axis]
     if shape[axis] != loader.rows:
         raise Unsupported("broadcast_in_dim along the rows")
-    out = without_rows(shape, axis)
-    if is_wide(shape, axis):
+    out = row_values.without_rows(shape, axis)
+    if row_values.is_wide(shape, axis):
         if len(shape) != 2 or axis != 0 or given.cells.size != 1:
             raise Unsupported("broadcast_in_dim of a wide array")
         cell = given.cells.flat[0].reshape(-1, 1)
-        return [Matrix(tuple(jnp.broadcast_to(cell, (loader.block, width)) for _, width in spans(shape[1])))]
+        return [Matrix(tuple(jnp.broadcast_to(cell, (loader.block, width)) for _, width in row_values.spans(shape[1])))]
     aligned = [1] * len(shape)
     for place, size in zip(places, given.cells.shape, strict=True):
         aligned[place] = size
@@ -81,7 +66,7 @@ def _reshape(operation: Operation, given: Columns, loader: Loader) -> Columns:
     before = math.prod(old[: given.axis])
     for axis, size in enumerate(new):
         if size == loader.rows and math.prod(new[:axis]) == before:
-            return Columns(axis, given.cells.reshape(without_rows(new, axis)))
+            return Columns(axis, given.cells.reshape(row_values.without_rows(new, axis)))
     raise Unsupported("reshape of the rows")
 
 
@@ -119,9 +104,10 @@ def _slice_of_matrix(operation: Operation, given: Matrix) -> Matrix:
 
 def _columns_of_matrix(given: Matrix, begin: int, end: int) -> Matrix:
     """Columns of a wide array: whole tiles, which are again the tiles of an array."""
-    places = spans(sum(tile.shape[1] for tile in given.tiles))
+    places = row_values.spans(sum(tile.shape[1] for tile in given.tiles))
     chosen = [(place, tile) for place, tile in zip(places, given.tiles, strict=True) if begin <= place[0] < end]
-    if end - begin <= MOST_COLUMNS or [(place[0] - begin, place[1]) for place, _ in chosen] != spans(end - begin):
+    moved = [(place[0] - begin, place[1]) for place, _ in chosen]
+    if end - begin <= MOST_COLUMNS or moved != row_values.spans(end - begin):
         raise Unsupported(f"columns {begin} to {end} of a wide array, which are not whole tiles")
     return Matrix(tuple(tile for _, tile in chosen))
 
@@ -143,7 +129,7 @@ def _gather(operation: Operation, inputs: Sequence[Given], loader: Loader) -> li
     if not ((places >= 0) & (places < shape[along])).all():
         raise Unsupported("a gather outside the array")
     axis = given.axis + (len(batch) - 1 if along < given.axis else 0)
-    return [Columns(axis, given.cells.take(places, along).reshape(without_rows(out, axis)))]
+    return [Columns(axis, given.cells.take(places, along).reshape(row_values.without_rows(out, axis)))]
 
 
 def _rev(operation: Operation, given: Columns, loader: Loader) -> Columns:
@@ -153,16 +139,16 @@ def _rev(operation: Operation, given: Columns, loader: Loader) -> Columns:
 
 
 def _concatenate(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
-    axis, along = batch_axis(inputs), operation.parameters["dimension"]
+    axis, along = row_values.batch_axis(inputs), operation.parameters["dimension"]
     if axis == along:
         raise Unsupported("concatenate along the rows")
     if all(isinstance(x, Matrix) for x in inputs):
         tiles = tuple(tile for x in inputs if isinstance(x, Matrix) for tile in x.tiles)
-        if [tile.shape[1] for tile in tiles] != [width for _, width in spans(operation.outputs[0].shape[1])]:
+        if [tile.shape[1] for tile in tiles] != [width for _, width in row_values.spans(operation.outputs[0].shape[1])]:
             raise Unsupported("concatenate of wide arrays whose tiles are not those of the result")
         return [Matrix(tiles)]
-    check_small(without_rows(operation.outputs[0].shape, axis))
-    return [Columns(axis, np.concatenate([cells_of(x, axis, loader) for x in inputs], along))]
+    row_values.check_small(row_values.without_rows(operation.outputs[0].shape, axis))
+    return [Columns(axis, np.concatenate([row_values.cells_of(x, axis, loader) for x in inputs], along))]
 
 
 def _pad(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
@@ -173,10 +159,10 @@ def _pad(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[
     config = operation.parameters["padding_config"]
     if tuple(config[given.axis]) != (0, 0, 0) or any(low < 0 or high < 0 or between for low, high, between in config):
         raise Unsupported("pad of the rows, by a negative number, or between columns")
-    out = without_rows(operation.outputs[0].shape, given.axis)
-    check_small(out)
-    fill = jnp.broadcast_to(scalar_of(number, loader), (loader.block,))
-    cells = filled(out, [fill] * math.prod(out))
+    out = row_values.without_rows(operation.outputs[0].shape, given.axis)
+    row_values.check_small(out)
+    fill = jnp.broadcast_to(row_values.scalar_of(number, loader), (loader.block,))
+    cells = row_values.filled(out, [fill] * math.prod(out))
     cells[tuple(slice(low, low + size) for (low, _, _), size in zip(config, given.cells.shape, strict=True))] = (
         given.cells
     )
@@ -184,10 +170,10 @@ def _pad(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[
 
 
 def _stack(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:
-    axis, along = batch_axis(inputs), operation.parameters["axis"]
+    axis, along = row_values.batch_axis(inputs), operation.parameters["axis"]
     after = axis + (along <= axis)
-    check_small(without_rows(operation.outputs[0].shape, after))
-    return [Columns(after, np.stack([cells_of(x, axis, loader) for x in inputs], along))]
+    row_values.check_small(row_values.without_rows(operation.outputs[0].shape, after))
+    return [Columns(after, np.stack([row_values.cells_of(x, axis, loader) for x in inputs], along))]
 
 
 def _unstack(operation: Operation, inputs: Sequence[Given], loader: Loader) -> list[Block]:

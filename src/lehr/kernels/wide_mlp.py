@@ -114,17 +114,9 @@ def fits(
 def evaluate(
     x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: str, dtype: Any = jnp.float32
 ) -> tuple[jax.Array, ...]:
-    """Evaluate some of M MLPs of equal hidden sizes, each with its own last layer; raise if JAX cannot compile it.
+    """As `lehr.kernels.mlp.evaluate`, for wider layers; the outputs are float32.
 
-    Args:
-        x: `[..., F]`.
-        layers: `[M, i, o]` and `[M, o]` each, of all M MLPs.
-        heads: `[i, O]` and `[O]` by the index of each MLP to evaluate; indices must be consecutive and ascending.
-        activation: its name.
-        dtype: float32, or bfloat16 for the factors of the hidden layers' products, which are summed in float32.
-
-    Returns:
-        The outputs of each head, `[..., O]`, float32.
+    The dtype is float32, or bfloat16 for the factors of the hidden layers' products, which are summed in float32.
     """
     plan = plan_of(x, layers, heads, activation, dtype)
     if refusal := _refusal(replace(plan, rows=TRIED_BLOCKS * max(plan.block_rows, plan.backward_block_rows))):

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lehr.kernels.mlp_plan import NetworksPlan
 from lehr.kernels.mlp_programs import ACTIVATIONS, Layers, padded, pl, triton
 
 FEW_INPUTS = 64
@@ -50,44 +51,24 @@ BY_INPUTS = frozenset(("gelu", "silu"))
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything static about a call: sizes and tuning."""
+class Plan(NetworksPlan):
+    """Everything static about a call: sizes and tuning.
 
-    rows: int
-    """A multiple of both numbers of rows per block."""
-    first: int
-    """The first of the networks to evaluate, among those that the hidden layers hold."""
-    inputs: int
-    hidden: tuple[int, ...]
-    """Powers of two."""
-    widths: tuple[int, ...]
-    """The number of outputs of each network to evaluate."""
-    activation: str
+    The number of rows is a multiple of both numbers of rows per block, and the hidden sizes are powers of two.
+    """
+
     dtype: str
     """That of the factors of the hidden layers' products, and of what is kept; heads are in float32."""
-    block_rows: int
     block_columns: int
-    num_warps: int
+    """Outputs of a hidden layer that the forward program computes at once, at most."""
     num_stages: int
-    backward_block_rows: int
+    """Steps of the forward program's loops that are loaded ahead."""
     backward_block_columns: int
-    backward_num_warps: int
     backward_num_stages: int
     depth: int
     """Inputs of a layer in a tile of its weights, at most; a power of two."""
     transposes: bool
     """Whether the forward program reads its weights transposed, as Hopper's matrix units take them."""
-    interpret: bool
-
-    @property
-    def networks(self) -> int:
-        """The number of networks to evaluate."""
-        return len(self.widths)
-
-    @property
-    def outputs(self) -> int:
-        """The outputs of the widest head."""
-        return max(self.widths)
 
     @property
     def first_depth(self) -> int:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
+from lehr.kernels.equations import BY_NUMPY, scan_counts, type_of
 from lehr.types import PyTree
 
 MOST_PLACES = 64
@@ -92,7 +93,7 @@ def _evaluate(
                 known_outputs = _at_once(equation, known_inputs)
         values.update(zip(equation.outvars, outputs, strict=True))
         for variable, value in zip(equation.outvars, known_outputs, strict=True):
-            if value is not None and value.dtype == _type(variable).dtype:
+            if value is not None and value.dtype == type_of(variable).dtype:
                 known[variable] = value
     return [value_of(one) for one in jaxpr.outvars], [known_of(one) for one in jaxpr.outvars]
 
@@ -119,15 +120,10 @@ def _at_once(equation: JaxprEqn, inputs: Sequence[np.ndarray | None]) -> list[np
 
 def _may_be_index(variable: Any) -> bool:
     """Whether a variable may be part of an index: a few integers or booleans."""
-    kind = _type(variable)
+    kind = type_of(variable)
     dtype = getattr(kind, "dtype", None)  # a token has none
     is_whole = dtype == jnp.bool_ or (dtype is not None and jnp.issubdtype(dtype, jnp.integer))
     return is_whole and math.prod(kind.shape) <= MOST_PLACES
-
-
-def _type(variable: Any) -> Any:
-    """Return the shape and dtype of a variable, which JAX's type annotations do not declare."""
-    return variable.aval
 
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -136,23 +132,7 @@ def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 _CALLS = "jit", "pjit"
-_ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "rem": _remainder,
-    "max": np.maximum,
-    "min": np.minimum,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.invert,
-}
+_ELEMENTWISE: dict[str, Callable[..., np.ndarray]] = {**BY_NUMPY, "rem": _remainder}
 """Operations on indices before they are used, such as resolving negative ones."""
 
 _WITH_PARAMETERS: dict[str, Callable[..., np.ndarray]] = {
@@ -180,12 +160,9 @@ _BY_JAX = {
 def _scan(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
     """Rewrite the body of a loop."""
     parameters, program = equation.params, equation.params["jaxpr"]
-    if "num_carry" in parameters:
-        consts, carries = parameters["num_consts"], parameters["num_carry"]
-    elif "ft_in" in parameters:  # since JAX 0.11
-        consts, carries = map(len, parameters["ft_in"].unpack()[:2])
-    else:
+    if (counts := scan_counts(parameters)) is None:
         return None
+    consts, carries = counts
     start, rows = inputs[consts : consts + carries], inputs[consts + carries :]
     told = [*known[:consts], *[None] * (len(inputs) - consts)]
 
@@ -203,7 +180,7 @@ def _gather(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> 
     x, indices, numbers = inputs[0], known[1], equation.params["dimension_numbers"]
     if indices is None or numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
         return None
-    (axis,), shape = numbers.start_index_map, _type(equation.outvars[0]).shape
+    (axis,), shape = numbers.start_index_map, type_of(equation.outvars[0]).shape
     whole = tuple(1 if one == axis else size for one, size in enumerate(x.shape))
     if numbers.collapsed_slice_dims != (axis,) or equation.params["slice_sizes"] != whole:
         return None
@@ -247,7 +224,7 @@ def _scatter_add(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]
 
 def _product(equation: JaxprEqn, inputs: Sequence[Any], known: Sequence[Any]) -> list[Any] | None:
     """Rewrite a product over a few elements, with a vector or a small matrix on one side, as a sum of its terms."""
-    (over, batch), out = equation.params["dimension_numbers"], _type(equation.outvars[0])
+    (over, batch), out = equation.params["dimension_numbers"], type_of(equation.outvars[0])
     if jnp.issubdtype(out.dtype, jnp.floating) and jnp.finfo(out.dtype).bits < 32:
         return None  # a matrix product accumulates with more bits than a sum of its terms would
     sides = list(zip(map(jnp.asarray, inputs), over, batch, strict=True))

@@ -1,20 +1,14 @@
 """Advantage and return estimators: arrays `[T, N]` in, arrays `[T, N]` out.
 
-Every estimator is a reverse linear recurrence over time, solved by `linear_recurrence`. The arguments are:
-
-- `rewards[t]`, the reward of the action at step t;
-- `values[t]`, V(s_t);
-- `next_values[t]`, V of the observation after step t; where an episode ended, this is its final observation, never
-  the one after the reset;
-- `terminated[t]`: the episode ended in a terminal state of value 0, so there is no bootstrapping;
-- `done[t]`, terminated or truncated: the next row belongs to another episode, so the recurrence stops;
-- `log_ratios[t]`, log π(a_t|s_t) − log μ(a_t|s_t), with the learner's policy π and the behaviour policy μ.
+Every estimator is a reverse linear recurrence over time, solved by `linear_recurrence`. Off-policy ones also take
+`log_ratios[t]`, log π(a_t|s_t) − log μ(a_t|s_t), with the learner's policy π and the behaviour policy μ.
 
 The discount, lambda and the clips are numbers or traced scalars. Gradients flow through all arguments: wrap targets in
 `jax.lax.stop_gradient`. Any axes may follow the first: `[T]` works as well as `[T, N]`.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +16,36 @@ import jax.numpy as jnp
 from lehr.maths.recurrence import linear_recurrence
 from lehr.types import Rollout, check_same_shape
 
+Number: TypeAlias = float | jax.Array
+"""A number, or a traced scalar."""
 
-def gae(
-    rewards: jax.Array,
-    values: jax.Array,
-    next_values: jax.Array,
-    terminated: jax.Array,
-    done: jax.Array,
-    discount: float | jax.Array,
-    gae_lambda: float | jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+
+class Steps(NamedTuple):
+    """What is known of the steps of a rollout, `[T, N]` each."""
+
+    rewards: jax.Array
+    """The reward of the action at step t."""
+    values: jax.Array
+    """V(s_t)."""
+    next_values: jax.Array
+    """V of the observation after step t; where an episode ended, this is its final observation, never the one after
+    the reset."""
+    terminated: jax.Array
+    """The episode ended in a terminal state of value 0, so there is no bootstrapping."""
+    done: jax.Array
+    """Terminated or truncated: the next row belongs to another episode, so the recurrence stops."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> "Steps":
+        """Those of a rollout with values."""
+        return cls(rollout.reward, rollout.value, rollout.next_value, rollout.terminated, rollout.done)
+
+    def errors(self, discount: Number) -> jax.Array:
+        """The errors of the values, r_t + γ (1 − terminated_t) V'_t − V_t."""
+        return self.rewards + discount * jnp.where(self.terminated, 0.0, self.next_values) - self.values
+
+
+def gae(steps: Steps, discount: Number, gae_lambda: Number) -> tuple[jax.Array, jax.Array]:
     """Generalised advantage estimation (Schulman et al., 2016): advantages and returns, `[T, N]` each.
 
         δ_t = r_t + γ (1 − terminated_t) V'_t − V_t
@@ -42,42 +56,22 @@ def gae(
 
     >>> rewards, values, next_values = jnp.array([1.0, 1.0, 1.0]), jnp.zeros(3), jnp.array([0.0, 4.0, 0.0])
     >>> terminated, done = jnp.array([False, False, False]), jnp.array([False, True, False])
-    >>> advantages, returns = gae(rewards, values, next_values, terminated, done, 0.5, gae_lambda=1.0)
+    >>> advantages, returns = gae(Steps(rewards, values, next_values, terminated, done), 0.5, gae_lambda=1.0)
     >>> advantages.tolist()
     [2.5, 3.0, 1.0]
     """
-    check_same_shape(rewards=rewards, values=values, next_values=next_values, terminated=terminated, done=done)
-    errors = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
-    advantages = linear_recurrence(jnp.where(done, 0.0, discount * gae_lambda), errors)
-    return advantages, advantages + values
+    check_same_shape(**steps._asdict())
+    advantages = linear_recurrence(jnp.where(steps.done, 0.0, discount * gae_lambda), steps.errors(discount))
+    return advantages, advantages + steps.values
 
 
-def advantages_of(
-    rollout: Rollout, discount: float | jax.Array, gae_lambda: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def advantages_of(rollout: Rollout, discount: Number, gae_lambda: Number) -> tuple[jax.Array, jax.Array]:
     """Compute the advantages and returns of a rollout with `gae`, `[T, N]` each."""
-    return gae(
-        rollout.reward,
-        rollout.value,
-        rollout.next_value,
-        rollout.terminated,
-        rollout.done,
-        discount,
-        gae_lambda,
-    )
+    return gae(Steps.of(rollout), discount, gae_lambda)
 
 
 def corrected_gae(
-    rewards: jax.Array,
-    values: jax.Array,
-    next_values: jax.Array,
-    terminated: jax.Array,
-    done: jax.Array,
-    log_ratios: jax.Array,
-    discount: float | jax.Array,
-    rho_clip: float | jax.Array,
-    c_clip: float | jax.Array,
-    gae_lambda: float | jax.Array,
+    steps: Steps, log_ratios: jax.Array, discount: Number, rho_clip: Number, c_clip: Number, gae_lambda: Number
 ) -> tuple[jax.Array, jax.Array]:
     """GAE for off-policy data, with V-trace's clipped ratios: advantages and returns, `[T, N]` each.
 
@@ -90,25 +84,16 @@ def corrected_gae(
     equal those of `gae`.
 
     >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
-    >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
-    >>> args = rewards, zeros, zeros, never, never, log_ratios
-    >>> advantages, returns = corrected_gae(*args, discount=1.0, rho_clip=2.0, c_clip=1.0, gae_lambda=1.0)
+    >>> steps, log_ratios = Steps(rewards, zeros, zeros, never, never), jnp.log(jnp.array([0.5, 4.0]))
+    >>> advantages, returns = corrected_gae(steps, log_ratios, discount=1.0, rho_clip=2.0, c_clip=1.0, gae_lambda=1.0)
     >>> advantages.tolist()
     [1.5, 2.0]
     """
-    check_same_shape(
-        rewards=rewards,
-        values=values,
-        next_values=next_values,
-        terminated=terminated,
-        done=done,
-        log_ratios=log_ratios,
-    )
+    check_same_shape(**steps._asdict(), log_ratios=log_ratios)
     ratios = jnp.exp(log_ratios)
-    errors = rewards + discount * jnp.where(terminated, 0.0, next_values) - values
-    decay = jnp.where(done, 0.0, discount * gae_lambda * jnp.minimum(c_clip, ratios))
-    advantages = linear_recurrence(decay, jnp.minimum(rho_clip, ratios) * errors)
-    return advantages, advantages + values
+    decay = jnp.where(steps.done, 0.0, discount * gae_lambda * jnp.minimum(c_clip, ratios))
+    advantages = linear_recurrence(decay, jnp.minimum(rho_clip, ratios) * steps.errors(discount))
+    return advantages, advantages + steps.values
 
 
 def corrected_gae_of(
@@ -122,22 +107,17 @@ def corrected_gae_of(
         coef: discount, rho_clip, c_clip and gae_lambda.
     """
     clips = coef["discount"], coef["rho_clip"], coef["c_clip"], coef["gae_lambda"]
-    values = rollout.value, rollout.next_value
-    return corrected_gae(rollout.reward, *values, rollout.terminated, rollout.done, log_ratios, *clips)
+    return corrected_gae(Steps.of(rollout), log_ratios, *clips)
 
 
 def vtrace(
-    rewards: jax.Array,
-    values: jax.Array,
-    next_values: jax.Array,
-    terminated: jax.Array,
-    done: jax.Array,
+    steps: Steps,
     log_ratios: jax.Array,
-    discount: float | jax.Array,
-    rho_clip: float | jax.Array,
-    c_clip: float | jax.Array,
-    gae_lambda: float | jax.Array = 1.0,
-    policy_rho_clip: float | jax.Array | None = None,
+    discount: Number,
+    rho_clip: Number,
+    c_clip: Number,
+    gae_lambda: Number = 1.0,
+    policy_rho_clip: Number | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """V-trace (Espeholt et al., 2018): value targets and policy-gradient advantages, `[T, N]` each.
 
@@ -149,19 +129,16 @@ def vtrace(
     ρ̄_policy defaults to ρ̄.
 
     >>> rewards, zeros, never = jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool)
-    >>> log_ratios = jnp.log(jnp.array([0.5, 4.0]))
-    >>> args = rewards, zeros, zeros, never, never, log_ratios
-    >>> targets, advantages = vtrace(*args, discount=1.0, rho_clip=2.0, c_clip=1.0, gae_lambda=0.5)
+    >>> steps, log_ratios = Steps(rewards, zeros, zeros, never, never), jnp.log(jnp.array([0.5, 4.0]))
+    >>> targets, advantages = vtrace(steps, log_ratios, discount=1.0, rho_clip=2.0, c_clip=1.0, gae_lambda=0.5)
     >>> targets.tolist(), advantages.tolist()
     ([1.0, 2.0], [1.5, 2.0])
     """
-    _, targets = corrected_gae(
-        rewards, values, next_values, terminated, done, log_ratios, discount, rho_clip, c_clip, gae_lambda
-    )
-    following = jnp.concatenate([targets[1:], next_values[-1:]])
-    bootstrap = jnp.where(terminated, 0.0, jnp.where(done, next_values, following))
+    _, targets = corrected_gae(steps, log_ratios, discount, rho_clip, c_clip, gae_lambda)
+    following = jnp.concatenate([targets[1:], steps.next_values[-1:]])
+    bootstrap = jnp.where(steps.terminated, 0.0, jnp.where(steps.done, steps.next_values, following))
     rho = jnp.minimum(rho_clip if policy_rho_clip is None else policy_rho_clip, jnp.exp(log_ratios))
-    return targets, rho * (rewards + discount * bootstrap - values)
+    return targets, rho * (steps.rewards + discount * bootstrap - steps.values)
 
 
 def vtrace_of(
@@ -180,27 +157,17 @@ def vtrace_of(
         log_ratios: `[T, N]`, log π − log μ.
         coef: discount, gae_lambda, rho_clip, c_clip and policy_rho_clip.
     """
-    return vtrace(
-        rollout.reward,
-        values,
-        next_values,
-        rollout.terminated,
-        rollout.done,
-        log_ratios,
-        coef["discount"],
-        coef["rho_clip"],
-        coef["c_clip"],
-        coef["gae_lambda"],
-        coef["policy_rho_clip"],
-    )
+    steps = Steps(rollout.reward, values, next_values, rollout.terminated, rollout.done)
+    clips = coef["rho_clip"], coef["c_clip"], coef["gae_lambda"], coef["policy_rho_clip"]
+    return vtrace(steps, log_ratios, coef["discount"], *clips)
 
 
 def lambda_returns(
     rewards: jax.Array,
     next_values: jax.Array,
     continues: jax.Array,
-    discount: float | jax.Array,
-    return_lambda: float | jax.Array,
+    discount: Number,
+    return_lambda: Number,
     done: jax.Array | None = None,
 ) -> jax.Array:
     """TD(λ) returns `[T, N]` with a continuation probability per step, as in Dreamer.

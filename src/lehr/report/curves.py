@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Columns = Mapping[str, np.ndarray]
 """The metrics of a run by name, one entry per row, as returned by `lehr.report.loggers.jsonl.read`."""
 
-_MAIN_COEFFICIENTS = ("entropy_coef", "learning_rate", "clip_range")
+MAIN_COEFFICIENTS = ("entropy_coef", "learning_rate", "clip_range")
+"""Shown first, if they change."""
 _MOST_COEFFICIENTS = 4
 _MOST_POINTS = 1000
 _SMOOTHING = 0.01
@@ -137,7 +138,7 @@ def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[st
     known = {name.removeprefix("coef/") for name in found if name.startswith("coef/") and _is_numeric(found[name])}
     if asked is None:
         varied = [name for name in sorted(known) if len(np.unique(_values(runs, name))) > 1]
-        return sorted(varied, key=lambda name: (*_MAIN_COEFFICIENTS, name).index(name))[:_MOST_COEFFICIENTS]
+        return sorted(varied, key=lambda name: (*MAIN_COEFFICIENTS, name).index(name))[:_MOST_COEFFICIENTS]
     for name in asked:
         if name not in known:
             raise InputError(f"No run has a coefficient '{name}'; {closest(name, sorted(known))}")

@@ -12,7 +12,7 @@ See docs/rewards.md for the details.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from lehr.maths import across
 from lehr.maths.losses import weighted_mean
 from lehr.maths.optimise import Optimiser
 from lehr.rewards.base import RewardModel
-from lehr.rewards.inputs import Inputs, Judge, Shapes, action_inputs, joined, judge_network, observation_inputs
+from lehr.rewards.inputs import Inputs, Judge, Rows, Shapes, action_inputs, joined, judge_network, observation_inputs
 from lehr.schedules.coefficient import Coefficient
 from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Loaded, MetricRow, Metrics, PyTree, Rollout
@@ -74,14 +74,6 @@ class DiscriminatorSettings:
     """Smoothing s of the discriminator's labels; they are 1 − s / 2 for the expert and s / 2 for the policy."""
 
 
-class Rows(NamedTuple):
-    """A batch of steps as the discriminator sees them."""
-
-    inputs: Inputs
-    weight: jax.Array
-    """float32 `[B]`: 0 for steps that do not count."""
-
-
 @dataclass(frozen=True)
 class Discriminator(RewardModel):
     """Rewards steps that look like those of demonstrations."""
@@ -95,9 +87,7 @@ class Discriminator(RewardModel):
     @classmethod
     def build(cls, spaces: Spaces, config: Any) -> "Discriminator":
         """Return the discriminator for these spaces."""
-        check_counts(config, "discriminator_updates", "discriminator_batch")
-        if config.demonstration_episodes is not None:
-            check_counts(config, "demonstration_episodes")
+        check_counts(config, "discriminator_updates", "discriminator_batch", "demonstration_episodes")
         return cls(spaces, config)
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,14 @@ from lehr.types import Key, PyTree
 
 Inputs = tuple[jax.Array, ...]
 """An image `[B, H, W, C]` if there is one, then a vector `[B, F]` if there is one; float32."""
+
+
+class Rows(NamedTuple):
+    """A batch of steps, some of which may not count."""
+
+    inputs: Inputs
+    weight: jax.Array
+    """float32 `[B]`: 0 for steps that do not count."""
 
 
 def observation_inputs(space: Space, obs: PyTree) -> Inputs:

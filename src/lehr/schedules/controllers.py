@@ -101,9 +101,29 @@ class Controller:
         return jnp.asarray(metrics[self.metric], jnp.float32)
 
 
+class Remembered(Controller):
+    """Abstract base class of controllers that remember nothing but the coefficient, which `_moved` changes."""
+
+    initial: Any
+
+    def init(self) -> Value:
+        """Return the initial coefficient."""
+        return Value(jnp.asarray(self.initial, jnp.float32))
+
+    def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
+        """Move the coefficient, unless the metric is not finite."""
+        observed = self._observed(metrics)
+        moved = self._moved(state.value, observed)
+        return Value(jnp.where(jnp.isfinite(observed), moved, state.value))
+
+    def _moved(self, value: jax.Array, observed: jax.Array) -> jax.Array:
+        """Return the coefficient after an update with this metric."""
+        raise NotImplementedError
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class TargetEntropy(Controller):
+class TargetEntropy(Remembered):
     r"""An entropy coefficient that keeps the policy's entropy near a target.
 
     $c \leftarrow \mathrm{clip}(c \exp(\eta\,(H^* - H)), c_{min}, c_{max})$: it grows while the entropy $H$ is below the
@@ -128,16 +148,10 @@ class TargetEntropy(Controller):
         _check(self, "target", self.target)
         _check_limits(self)
 
-    def init(self) -> Value:
-        """Return the initial coefficient."""
-        return Value(jnp.asarray(self.initial, jnp.float32))
-
-    def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
+    def _moved(self, value: jax.Array, observed: jax.Array) -> jax.Array:
         """Raise the coefficient if the entropy is below the target, lower it if above."""
-        entropy = self._observed(metrics)
-        moved = state.value * jnp.exp(self.rate * (self.target - entropy))
-        moved = jnp.clip(moved, self.minimum, self.maximum)
-        return Value(jnp.where(jnp.isfinite(entropy), moved, state.value))
+        moved = value * jnp.exp(self.rate * (self.target - observed))
+        return jnp.clip(moved, self.minimum, self.maximum)
 
 
 @jax.tree_util.register_dataclass
@@ -198,7 +212,7 @@ class Plateau(Controller):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class AdaptiveKL(Controller):
+class AdaptiveKL(Remembered):
     r"""A learning rate that keeps the KL divergence of each policy update near a target.
 
     With the measured divergence $D$: $\eta \leftarrow \eta / factor$ when $D > band \cdot target$,
@@ -225,17 +239,11 @@ class AdaptiveKL(Controller):
         _check(self, "band", self.band, least=1)
         _check_limits(self)
 
-    def init(self) -> Value:
-        """Return the initial learning rate."""
-        return Value(jnp.asarray(self.initial, jnp.float32))
-
-    def update(self, state: Value, metrics: Mapping[str, Any]) -> Value:
+    def _moved(self, value: jax.Array, observed: jax.Array) -> jax.Array:
         """Lower the rate if the policy moved too far, raise it if it moved too little."""
-        divergence = self._observed(metrics)
-        small = (divergence > 0) & (divergence < self.target / self.band)
-        after_large, after_small = self._moves(state.value)
-        moved = jnp.where(divergence > self.target * self.band, after_large, jnp.where(small, after_small, state.value))
-        return Value(jnp.where(jnp.isfinite(divergence), moved, state.value))
+        small = (observed > 0) & (observed < self.target / self.band)
+        after_large, after_small = self._moves(value)
+        return jnp.where(observed > self.target * self.band, after_large, jnp.where(small, after_small, value))
 
     def _moves(self, value: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the values to use after a divergence that was too large and one that was too small."""

@@ -136,13 +136,9 @@ def resume_sweep(
 ) -> SweepResult:
     """Continue a sweep that was stopped, as if it had never stopped.
 
-    Args:
-        path: its directory, or its name under `sweeps/`.
-        env: the environment, if the sweep was given an object.
-        wave_size: train at most this many members at once; only for members that are not assigned to a wave yet.
-        on: as for `sweep`; it may differ from before.
-        progress: show progress.
-        trust: allow the sweep to run code from outside Lehr.
+    `path` is its directory, or its name under `sweeps/`. The other arguments are those of `sweep` and may differ from
+    before: `env` is needed if the sweep was given an object, and `wave_size` is only for members that are not assigned
+    to a wave yet.
     """
     begin = time.perf_counter()
     directory = SweepDirectory.open(path)

@@ -79,14 +79,14 @@ class Result:
 
 
 def train(
-    algorithm: Any = "ppo",
-    env: Any = None,
+    algorithm: Any,
+    env: Any,
     *,
-    run_dir: str | Path | None = None,
-    from_run: str | Path | None = None,
-    progress_fn: ProgressFunction | None = None,
-    trust: bool = False,
-    distributed: bool = False,
+    run_dir: str | Path | None,
+    from_run: str | Path | None,
+    progress_fn: ProgressFunction | None,
+    trust: bool,
+    distributed: bool,
     **settings: Any,
 ) -> Result:
     """Train one agent and return the result; the arguments are those of `lehr.train`, which calls this."""

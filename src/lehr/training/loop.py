@@ -20,7 +20,7 @@ from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, Pace, Record, RunFailed, Verdict
-from lehr.training.run_record import RunRecord
+from lehr.training.run_record import Recorded, RunRecord
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
 from lehr.types import TrainState
 
@@ -142,7 +142,9 @@ class Loop:
         self.begin = time.perf_counter() - self.elapsed
         self.saved_at = time.perf_counter()
         self.compile_seconds = 0.0
-        self.record = kind.make_record(plan, directory, self.runner.names, self.state, meta, self.verdict, self.warn)
+        self.record = kind.make_record(
+            Recorded(plan, directory, self.runner.names, self.state, meta, self.verdict, self.warn)
+        )
 
     def _check_resumed(self, update: int, meta: dict[str, Any]) -> None:
         """Refuse a checkpoint that does not fit the plan, and report what changed since."""

@@ -15,9 +15,9 @@ from lehr.envs import HostEnvironment
 from lehr.files import refuse_link
 from lehr.training import background, checkpoint, columns, cores
 from lehr.training.course import Course
-from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
-from lehr.training.record import Chunk, Verdict
+from lehr.training.record import Chunk
+from lehr.training.run_record import Recorded
 from lehr.training.runners.population import PopulationState
 from lehr.training.sharding import MemberSharding
 from lehr.types import Key, TrainState, derive
@@ -41,13 +41,7 @@ class PopulationRecord:
         window: number of updates of a row.
         course: when members come to their end.
         sharding: how the members are placed on devices.
-        plan: that of the loop.
-        directory: the directory.
-        names: the names of the metrics, in column order.
-        state: the state that the population goes on from.
-        meta: the metadata of its checkpoint, if it is resumed.
-        verdict: not used: a member that diverges does not stop the others.
-        warn: receives warnings for the user.
+        population: what is trained. Its verdict is not used: a member that diverges does not stop the others.
     """
 
     def __init__(
@@ -56,14 +50,9 @@ class PopulationRecord:
         window: int,
         course: Course,
         sharding: MemberSharding,
-        plan: Plan,
-        directory: RunDirectory,
-        names: tuple[str, ...],
-        state: PopulationState,
-        meta: dict[str, Any] | None,
-        verdict: Verdict,
-        warn: Callable[[str], object],
+        population: Recorded,
     ) -> None:
+        plan, directory, names, state, meta, _, warn = population
         self.labels, self.unit, self.plan, self.names, self.warn = labels, window, plan, names, warn
         self.course, self.ended = course, directory.path / ENDED
         self.directory = directory.path / "metrics"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,31 +29,31 @@ _OBSERVED = ("episode", "rollout")
 """Metrics under these names describe what the environment did, and are no cause of a non-finite update."""
 
 
-class RunRecord:
-    """Writes down the updates of a run.
+class Recorded(NamedTuple):
+    """What a record writes about: a run, or a population."""
 
-    Args:
-        plan: the run.
-        directory: its directory.
-        names: the names of the metrics, in column order.
-        state: the state that the run goes on from.
-        meta: the metadata of its checkpoint, if it is resumed.
-        verdict: stops the run.
-        warn: receives warnings for the user.
-    """
+    plan: Plan
+    """That of the loop."""
+    directory: RunDirectory
+    names: tuple[str, ...]
+    """The names of the metrics, in column order."""
+    state: Any
+    """The state that training goes on from."""
+    meta: dict[str, Any] | None
+    """The metadata of its checkpoint, if it is resumed."""
+    verdict: Verdict
+    """Stops the run."""
+    warn: Callable[[str], object]
+    """Receives warnings for the user."""
+
+
+class RunRecord:
+    """Writes down the updates of a run."""
 
     unit = 1
 
-    def __init__(
-        self,
-        plan: Plan,
-        directory: RunDirectory,
-        names: tuple[str, ...],
-        state: TrainState,
-        meta: dict[str, Any] | None,
-        verdict: Verdict,
-        warn: Callable[[str], object],
-    ) -> None:
+    def __init__(self, run: Recorded) -> None:
+        plan, directory, names, state, meta, verdict, warn = run
         for path in (directory.metrics, directory.tensorboard, directory.path / "wandb"):
             refuse_link(path)
         self.plan, self.directory, self.names, self.verdict, self.warn = plan, directory, names, verdict, warn

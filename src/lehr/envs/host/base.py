@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import jax
 import numpy as np
 
-from lehr.envs.base import Environment
+from lehr.envs.base import Described, Environment
 from lehr.envs.host.answers import WrongAnswer, described, fits, wanted
 from lehr.errors import InputError
 from lehr.masks import without_action
@@ -80,7 +80,7 @@ def says_it_renders(env: Any) -> bool:
     return "rgb_array" in (modes or ())
 
 
-class HostEnvironment(ABC):
+class HostEnvironment(Described, ABC):
     """The description of a host environment: immutable and hashable, with the attributes of `Environment`."""
 
     step_timeout: float | None = None
@@ -96,16 +96,6 @@ class HostEnvironment(ABC):
     @abstractmethod
     def name(self) -> str:
         """The name as the user wrote it, for messages."""
-
-    @property
-    def num_agents(self) -> int:
-        """The number of agents that act at every step."""
-        return 1
-
-    @property
-    def env_steps_per_step(self) -> int:
-        """The number of steps of the task per call of `step`."""
-        return 1
 
     @property
     def masks(self) -> bool:

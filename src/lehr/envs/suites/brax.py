@@ -117,10 +117,9 @@ class Brax(FromSource):
 
     def reset(self, key: Key) -> tuple[PyTree, PyTree]:
         """Start an episode."""
-        task = self.task
         with by_their_rules():
-            state = task.env.reset(key)
-        return task.physics.kept(state), _observation(state.obs)
+            state = self.task.env.reset(key)
+        return self.task.physics.kept(state), _observation(state.obs)
 
     def step(self, key: Key, state: PyTree, action: PyTree) -> tuple[PyTree, Timestep]:
         """Take one step; the key is not used, since Brax keeps its own in the state."""

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from lehr.envs.base import Environment
+from lehr.envs.base import Environment, forwarded
 from lehr.errors import InputError
-from lehr.spaces import Space
 from lehr.types import PyTree
 
 
@@ -33,20 +32,9 @@ class FromSource(Environment):
     def task(self) -> Any:
         """The spaces, the truncation gap and what else the adapter needs, created once."""
 
-    @property
-    def observation_space(self) -> Space:
-        """The task's observation space."""
-        return self.task.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        """The task's action space."""
-        return self.task.action_space
-
-    @property
-    def truncation_gap(self) -> int:
-        """The task's time limit; `NEVER` if it has none of its own."""
-        return self.task.truncation_gap
+    observation_space = forwarded("task.observation_space")
+    action_space = forwarded("task.action_space")
+    truncation_gap = forwarded("task.truncation_gap")  # the time limit; `NEVER` if it has none of its own
 
 
 @contextlib.contextmanager

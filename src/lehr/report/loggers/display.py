@@ -3,9 +3,9 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -117,6 +117,27 @@ class Display:
     def _tick(live: Live, over: threading.Event) -> None:
         while not over.wait(_TICK):
             live.refresh()
+
+
+class Displayed:
+    """Abstract base class of a state that a `Display` shows while it is entered."""
+
+    _display: Display
+
+    def __enter__(self) -> Self:
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._display.__exit__(*error)
+
+    def waiting(self, what: str, last: float | None = None, plain: bool = True) -> AbstractContextManager[None]:
+        """Show what is waited for, as `Display.waiting` does."""
+        return self._display.waiting(what, last, plain)
+
+    def message(self, text: str) -> None:
+        """Print a line above the display."""
+        self._display.message(text)
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lehr.report.loggers.display import Display
+from lehr.report.loggers.display import Display, Displayed
 from lehr.report.loggers.progress import duration, short_number
 
 _SHOWN = 5
 _LEAST_BAR, _WIDEST_BAR = 10, 60
 
 
-class PopulationProgress:
+class PopulationProgress(Displayed):
     """Show how far a population is, the spread of its members' returns, and the best members.
 
     Args:
@@ -45,13 +45,6 @@ class PopulationProgress:
         self._share, self._pace, self._spread = 0.0, "", ""
         self._returns = np.full(len(labels), math.nan)
 
-    def __enter__(self) -> "PopulationProgress":
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._display.__exit__(*error)
-
     def update(self, env_steps: int, metrics: Mapping[str, Any], rate: float) -> None:
         """Update the display.
 
@@ -70,14 +63,10 @@ class PopulationProgress:
         self._display.update(f"{self._pace}  {self._spread}")
 
     def waiting(self, what: str, last: float | None = None, plain: bool = True) -> AbstractContextManager[None]:
-        """Show what is waited for, as `Display.waiting` does."""
+        """Show what is waited for, and how many members wait for it."""
         members = len(self._labels)
         what = f"{self._title}{what}" + (f", {members} members at once" if members > 1 else "")
-        return self._display.waiting(what, last, plain)
-
-    def message(self, text: str) -> None:
-        """Print a line above the display."""
-        self._display.message(text)
+        return super().waiting(what, last, plain)
 
     def _render(self) -> Group:
         """The pace, a bar with the spread of the returns, and a table of the best; nothing before the first update."""

@@ -2,17 +2,15 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from lehr.report.loggers.display import Display
+from lehr.report.curves import MAIN_COEFFICIENTS
+from lehr.report.loggers.display import Display, Displayed
 
-MAIN_COEFFICIENTS = ("learning_rate", "entropy_coef", "clip_range")
-"""Shown first, if they change."""
 SHORT_NAMES = {
     "learning_rate": "lr",
     "entropy_coef": "ent",
@@ -30,7 +28,7 @@ _GAP = "  "
 _BAR_WIDTHS = (10, 40)
 
 
-class Progress:
+class Progress(Displayed):
     """Show percent, env steps, steps per second, time left, return, and coefficients that change, as far as they fit.
 
     Where no episode has ended yet, the mean reward per step stands in the place of the return.
@@ -50,13 +48,6 @@ class Progress:
         self._coefficients: dict[str, str] = {}
         """The values of those that have changed, by name."""
         self._first: dict[str, float] = {}
-
-    def __enter__(self) -> "Progress":
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._display.__exit__(*error)
 
     def update(self, env_steps: int, metrics: Mapping[str, float], rate: float) -> None:
         """Update the progress line.
@@ -81,14 +72,6 @@ class Progress:
         changed.sort(key=lambda name: name not in MAIN_COEFFICIENTS)
         self._coefficients = {name: f"{found[name]:.3g}" for name in changed}
         self._display.update(_GAP.join([*self._parts, *self._named(short=False)]).strip())
-
-    def waiting(self, what: str, last: float | None = None, plain: bool = True) -> AbstractContextManager[None]:
-        """Show what is waited for, as `Display.waiting` does."""
-        return self._display.waiting(what, last, plain)
-
-    def message(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._display.message(text)
 
     def _named(self, short: bool) -> list[str]:
         """The coefficients that have changed, with their names or shorter ones."""

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console, Group
 from rich.text import Text
 
-from lehr.report.loggers.display import Display
+from lehr.report.loggers.display import Display, Displayed
 from lehr.report.loggers.population_progress import progress_line
 
 
@@ -23,7 +23,7 @@ class _Wave:
     returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
-class WavesProgress:
+class WavesProgress(Displayed):
     """Show how far each wave is, where it is trained, and how far they are together.
 
     Args:
@@ -45,13 +45,6 @@ class WavesProgress:
         self._total, self._count, self._rate = total_steps, count, 0.0
         self._waves = {number: _Wave(members) for number, members in sizes.items()}
         self._display = Display(self._render, enabled, console)
-
-    def __enter__(self) -> "WavesProgress":
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._display.__exit__(*error)
 
     def begin(self, number: int, place: str) -> None:
         """A wave begins, or goes on, at a place."""
@@ -75,10 +68,6 @@ class WavesProgress:
         """A wave ended, or lost its place."""
         self._waves[number].place, self._waves[number].rate = "", 0.0
         self._display.update(self._overall())
-
-    def message(self, text: str) -> None:
-        """Print a line above the display."""
-        self._display.message(text)
 
     def _overall(self) -> str:
         waves = self._waves.values()

@@ -88,6 +88,21 @@ class Evolution(Protocol):
         """Return the population after an update with these metrics, `[P]` each, and metrics of what changed, `[P]`."""
 
 
+class Chunks(NamedTuple):
+    """What is static about the chunks of a population: hashable, so that populations alike share a program."""
+
+    program: Program
+    """That of every member."""
+    names: tuple[str, ...]
+    """The names of the metrics, in column order."""
+    window: int
+    """Number of updates that a row of the metrics stands for."""
+    most: int
+    """Maximum number of updates of a chunk."""
+    evolution: Evolution | None
+    sharding: MemberSharding
+
+
 class TooLarge(Exception):
     """The compiled program needs more memory than the device has."""
 
@@ -126,8 +141,8 @@ class PopulationRunner:
         self.since = self.since or time.perf_counter()
         leaves, structure = jax.tree.flatten(state)
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-        static: tuple[Any, ...] = (self.program, self.names, self.window, self.most, self.evolution, self.sharding)
-        return _compiling(*static, structure, shapes)
+        chunks = Chunks(self.program, self.names, self.window, self.most, self.evolution, self.sharding)
+        return _compiling(chunks, structure, shapes)
 
     def compile(self, state: PopulationState) -> None:
         """Compile the program, or wait until it is compiled."""
@@ -162,23 +177,13 @@ def one_member(members: TrainState) -> TrainState:
 
 
 @functools.lru_cache(maxsize=2)
-def _compiling(
-    program: Program,
-    names: tuple[str, ...],
-    window: int,
-    most: int,
-    evolution: Evolution | None,
-    sharding: MemberSharding,
-    structure: Any,
-    shapes: tuple[tuple[Any, Any], ...],
-) -> Future:
+def _compiling(chunks: Chunks, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Future:
     """Compile the program for states of these shapes in the background."""
-    state = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
-    chunk: Any = partial(population_chunk, program, names, window, most, evolution)
-    if evolution is None:  # no member knows of another, so each device runs a chunk of its own
-        chunk = sharding.spread(partial(chunk, MEMBERS_ON_ONE_DEVICE), (AXES, None), (AXES, 1))
-    else:
-        chunk = partial(chunk, sharding)
+    state, sharding = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes]), chunks.sharding
+    chunk: Any = partial(population_chunk, chunks)
+    if chunks.evolution is None:  # no member knows of another, so each device runs a chunk of its own
+        chunk = partial(population_chunk, chunks._replace(sharding=MEMBERS_ON_ONE_DEVICE))
+        chunk = sharding.spread(chunk, (AXES, None), (AXES, 1))
     options: dict[str, Any] = {}
     if sharding.devices > 1:
         states = PopulationState._make(map(sharding.of, AXES))
@@ -196,20 +201,12 @@ def needed_memory(compiled: Any) -> int:
     return own + found.argument_size_in_bytes
 
 
-def population_chunk(
-    program: Program,
-    names: tuple[str, ...],
-    window: int,
-    most: int,
-    evolution: Evolution | None,
-    sharding: MemberSharding,
-    state: PopulationState,
-    count: jax.Array,
-) -> tuple[PopulationState, jax.Array]:
+def population_chunk(chunks: Chunks, state: PopulationState, count: jax.Array) -> tuple[PopulationState, jax.Array]:
     """Make `count` updates of all members; the metrics are `[most / window, P, M]`, a row for each window of updates.
 
     A row stands for its updates as a row of a thinned log does: see `lehr.report.loggers.thinning`.
     """
+    program, names, window, most, evolution, sharding = chunks
     update_all = sharding.spread(jax.vmap(partial(traced_once, program, state.size // sharding.devices)), (0,), 0)
     rule = Combining.of(names)
 
