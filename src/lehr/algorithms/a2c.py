@@ -5,31 +5,27 @@
 See docs/a2c.md for the details.
 """
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 
-from lehr import networks
-from lehr.algorithms.base import ActorCriticAlgorithm
-from lehr.algorithms.settings import ActorCriticSettings, are_continuous
+from lehr.algorithms.base import ActorCriticAlgorithm, HalfBoxNetworkConfig
+from lehr.algorithms.settings import ActorCriticSettings, OpenDiscountSettings
 from lehr.config import Coef, Plugin
 from lehr.maths import losses
 from lehr.maths.advantages import advantages_of
-from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 
 
 @dataclass(frozen=True)
-class Config(ActorCriticSettings):
+class Config(OpenDiscountSettings, ActorCriticSettings):
     """Settings of A2C. Coefficients accept a number or any schedule; the others are static."""
 
     num_envs: int = 8
     horizon: int = 8
     """Steps per environment in a rollout; with gae_lambda = 1, the n of n-step returns."""
     noise_steps: int = 4
-    discount: Coef | None = None
-    """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.98 -> 0.99."""
     optimiser: Plugin = "rmsprop"
     learning_rate: Coef = "2e-3 -> 0"
     max_grad_norm: Coef | None = 2.0
@@ -39,27 +35,13 @@ class Config(ActorCriticSettings):
 
     allows_overlap: ClassVar[bool] = False
 
-    def for_spaces(self, spaces: Spaces) -> Self:
-        """Return the settings with `auto` and an open discount resolved for these spaces."""
-        settings = super().for_spaces(spaces)
-        if settings.discount is not None:
-            return settings
-        return replace(settings, discount="0.95 -> 0.99" if are_continuous(spaces.action) else "0.98 -> 0.99")
-
-
-@dataclass(frozen=True)
-class NetworkConfig(networks.NetworkConfig):
-    """Architecture of an actor and a critic, with an initial σ of half the width of the Box."""
-
-    initial_log_std: float | None = None
-
 
 @dataclass(frozen=True)
 class Algorithm(ActorCriticAlgorithm):
     """A2C: one gradient step on each rollout."""
 
     Config: ClassVar[type] = Config
-    NetworkConfig: ClassVar[type] = NetworkConfig
+    NetworkConfig: ClassVar[type] = HalfBoxNetworkConfig
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:
         """Make one update: compute advantages, then take one gradient step on the whole rollout."""

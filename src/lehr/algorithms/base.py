@@ -140,6 +140,13 @@ class Algorithm(ABC):
 
 
 @dataclass(frozen=True)
+class HalfBoxNetworkConfig(networks.NetworkConfig):
+    """Architecture of an actor and a critic, with an initial σ of half the width of the Box."""
+
+    initial_log_std: float | None = None
+
+
+@dataclass(frozen=True)
 class ActorCriticAlgorithm(ActorCriticAgent, Algorithm):
     """Base class of algorithms with an actor-critic network: builds the network, and acts with it as its agent does.
 

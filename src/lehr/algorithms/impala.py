@@ -39,7 +39,7 @@ class Algorithm(ActorCriticAlgorithm):
     """IMPALA: one gradient step on each rollout, corrected by V-trace."""
 
     Config: ClassVar[type] = Config
-    NetworkConfig: ClassVar[type] = a2c.NetworkConfig
+    NetworkConfig: ClassVar[type] = a2c.Algorithm.NetworkConfig
     needs_behind: ClassVar[frozenset[str]] = frozenset({"final_obs"})
 
     def learn(self, learner: Learner, rollout: Rollout, coef: Metrics, key: Key) -> tuple[Learner, Metrics]:

@@ -166,6 +166,24 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class OpenDiscountSettings(Settings):
+    """A discount factor that depends on the actions, unless it is given."""
+
+    discount: Coef | None = None
+    """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.98 -> 0.99."""
+
+    discount_of_choices: ClassVar[str] = "0.98 -> 0.99"
+    """What none means if no action is continuous."""
+
+    def for_spaces(self, spaces: Spaces) -> Self:
+        """Return the settings with `auto` and an open discount resolved for these spaces."""
+        settings = super().for_spaces(spaces)
+        if settings.discount is not None:
+            return settings
+        return replace(settings, discount="0.95 -> 0.99" if are_continuous(spaces.action) else self.discount_of_choices)
+
+
+@dataclass(frozen=True)
 class OnPolicySettings(Settings):
     """Settings of on-policy algorithms."""
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from lehr import kernels
-from lehr.algorithms.base import ActorCriticAlgorithm
-from lehr.algorithms.settings import OnPolicySettings, TargetKLSettings
+from lehr.algorithms.base import ActorCriticAlgorithm, HalfBoxNetworkConfig
+from lehr.algorithms.settings import OnPolicySettings, OpenDiscountSettings, TargetKLSettings
 from lehr.config import Coef, Names, Plugin, check_counts
 from lehr.maths import across, minibatches
 from lehr.maths.advantages import advantages_of
@@ -40,7 +40,7 @@ SOLVED = 1e-5
 
 
 @dataclass(frozen=True)
-class Config(OnPolicySettings, TargetKLSettings):
+class Config(OpenDiscountSettings, OnPolicySettings, TargetKLSettings):
     """Settings of TRPO. Coefficients accept a number or any schedule; the others are static."""
 
     num_envs: int = 16
@@ -69,6 +69,10 @@ class Config(OnPolicySettings, TargetKLSettings):
     entropy_coef: Coef = 0.0
     value_learning_rate: Annotated[Coef, Coefficient(("value_lr", "critic_learning_rate", "critic_lr", "vf_lr"))] = 1e-3
     """Learning rate of the value function."""
+    discount: Coef | None = None
+    """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.99."""
+
+    discount_of_choices: ClassVar[str] = "0.99"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,6 +101,7 @@ class Algorithm(ActorCriticAlgorithm):
     """TRPO: a natural gradient step of the policy, then a fit of the value function."""
 
     Config: ClassVar[type] = Config
+    NetworkConfig: ClassVar[type] = HalfBoxNetworkConfig
 
     def init(self, key: Key, params: PyTree, example: Rollout) -> Learner:
         """Return a learner with these parameters. Its optimiser covers only the critic's."""
