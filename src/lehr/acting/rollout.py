@@ -11,7 +11,7 @@ from lehr.acting.agent import Agent, act, action_keys, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.masks import without_action
-from lehr.maths.losses import weighted_mean
+from lehr.maths.losses import masked, validity, weighted_mean
 from lehr.maths.normalise import RunningStatistics
 from lehr.maths.recurrence import linear_recurrence
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
@@ -104,21 +104,20 @@ def collect(
     remembers = bool(jax.tree.leaves(actor.carry))
     # Values that depend on the carry are computed in each step, except final ones of which each environment has at most
     # one; all others at once, after the scan.
-    kept = jax.eval_shape(partial(act, agent, env.action_space), params, statistics, *_seen(actor), key)[2].kept
-    values_in_step = "value" in kept
+    act_once = partial(act, agent, env.action_space, params, statistics)
+    values_in_step = "value" in jax.eval_shape(act_once, actor.carry, actor.obs, actor.reset, key)[2].kept
     needs_value, needs_final_obs = "value" in needs, "final_obs" in needs
     # With at most one truncation per environment, keep one final observation, and the carry before it, instead of those
     # of all steps. On a GPU, most of a scan's cost is what it stacks, so stack as little as possible.
     keeps_one = needs_value and not needs_final_obs and env.truncation_gap >= horizon
     keeps_all = needs_final_obs or (needs_value and not values_in_step and not keeps_one)
-    normalises = isinstance(statistics, RunningStatistics)
 
     def step(carried: tuple[PyTree, ...], keys: tuple[Key, Key]) -> tuple[tuple[PyTree, ...], dict[str, Any]]:
         env_state, resets, raw_obs, reset, carry, cut = carried
         action_key, env_keys = keys
-        carry, taken, acted = act(agent, env.action_space, params, statistics, carry, raw_obs, reset, action_key)
+        carry, taken, acted = act_once(carry, raw_obs, reset, action_key)
         out: dict[str, Any] = {"obs": acted.obs, "action": acted.action, "kept": acted.kept}
-        if normalises:
+        if isinstance(statistics, RunningStatistics):
             out["raw_obs"] = raw_obs
         if "taken" in needs:
             out["taken"] = taken
@@ -147,12 +146,10 @@ def collect(
     done = out["ending"] != 0
     final_obs = observed(statistics, out["final_obs"]) if keeps_all else ()
     final_value: Any = out.get("final_value", ())
-    if keeps_one and values_in_step:
-        final_value = agent.value(params, cut[1], observed(statistics, cut[0]))[None]
+    if keeps_one:
+        final_value = agent.value(params, cut[1] if values_in_step else carry, observed(statistics, cut[0]))[None]
     elif needs_value and not values_in_step:
-        final_value = agent.value(
-            params, actor.carry, _one_row(observed(statistics, cut[0])) if keeps_one else final_obs
-        )
+        final_value = agent.value(params, carry, final_obs)
     trajectory = Trajectory(
         obs=out["obs"],
         action=out["action"],
@@ -256,14 +253,13 @@ def broken(env: AutoReset | HostEnvironment, rollout: Rollout) -> Metrics:
     found = {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
     stuck = without_action(env.observation_space, env.action_space, rollout.obs)
     if stuck is not None:
-        stuck = stuck if isinstance(rollout.valid, tuple) else stuck & rollout.valid
-        found["environment/broken_masks"] = jnp.sum(stuck, dtype=jnp.float32)
+        found["environment/broken_masks"] = jnp.sum(masked(stuck, validity(rollout)), dtype=jnp.float32)
     return found
 
 
 def mean_reward(rollout: Rollout) -> jax.Array:
     """Return the environment's mean reward per step, over the steps that count."""
-    return weighted_mean(rollout.reward, None if isinstance(rollout.valid, tuple) else rollout.valid)
+    return weighted_mean(rollout.reward, validity(rollout))
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
@@ -334,15 +330,6 @@ def follow_episodes(
     over = done[-1] & ~_everyone(done[-1:], num_agents)[0]
     finished = Finished(jnp.sum(ended, dtype=jnp.float32), finished_returns, finished_lengths)
     return RunningEpisodes(returns, lengths, over), finished
-
-
-def _seen(actor: Actor) -> tuple[PyTree, PyTree, jax.Array]:
-    return actor.carry, actor.obs, actor.reset
-
-
-def _one_row(tree: PyTree) -> PyTree:
-    """Leaves `[N, ...]` as `[1, N, ...]`."""
-    return jax.tree.map(lambda x: x[None], tree)
 
 
 def _where(condition: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:

@@ -181,7 +181,6 @@ def explained_variance(values: jax.Array, returns: jax.Array, weights: Weights =
     0.75
     """
     check_same_shape(values=values, returns=returns)
-
     samples = returns, returns - values
     means = across.mean([weighted_mean(x, weights) for x in samples])
     squares = [weighted_mean(jnp.square(x - mean), weights) for x, mean in zip(samples, means, strict=True)]

@@ -29,8 +29,7 @@ def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejecte
         return jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
 
     def learner(new: TrainState, old: TrainState, name: str) -> PyTree:
-        learned = getattr(new, name)
-        before = getattr(old, name)
+        learned, before = getattr(new, name), getattr(old, name)
         unseen = kept(learned._replace(memory=(), data=()), before._replace(memory=(), data=()))
         return unseen._replace(memory=learned.memory, data=before.data)
 
