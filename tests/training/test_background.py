@@ -1,6 +1,5 @@
 """What is done in the background: results, errors, order, Ctrl-C."""
 
-import functools
 import signal
 import threading
 import time
@@ -77,10 +76,10 @@ def test_the_device_starts_unless_the_caller_has_chosen_another():
         assert background.start_device() is None
 
 
-def test_a_future_that_failed_is_forgotten_and_one_that_did_not_is_remembered():
-    outcomes = iter([ValueError("no memory"), "compiled", "compiled again"])
+def test_what_is_compiled_is_remembered_unless_it_failed_or_the_options_are_others(monkeypatch):
+    outcomes = iter([ValueError("no memory"), "first", "second", "third", "never"])
 
-    @functools.lru_cache
+    @background.remembered
     def compiling(program):
         def outcome():
             found = next(outcomes)
@@ -91,9 +90,12 @@ def test_a_future_that_failed_is_forgotten_and_one_that_did_not_is_remembered():
         return background.start(outcome)
 
     def compiled():
-        with background.forgotten_on_error(compiling):
-            return background.finished(compiling("program"))
+        return background.finished(compiling("program"))
 
     with pytest.raises(ValueError, match="no memory"):
         compiled()
-    assert [compiled(), compiled()] == ["compiled", "compiled"]
+    assert [compiled(), compiled()] == ["first", "first"]
+    with jax.default_matmul_precision("highest"):
+        assert [compiled(), compiled()] == ["second", "second"]
+    monkeypatch.setenv("LEHR_KERNELS", "off")
+    assert [compiled(), compiled()] == ["third", "third"]

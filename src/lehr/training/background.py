@@ -4,14 +4,16 @@ JAX's scopes, such as `jax.default_device`, belong to the thread that opened the
 lowered before, or is traced here because `shares_scopes` says that nothing differs.
 """
 
-import contextlib
+import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
+
+from lehr import kernels
 
 T = TypeVar("T")
 
@@ -52,17 +54,26 @@ def finished(future: "Future[T]") -> T:
         raise
 
 
-@contextlib.contextmanager
-def forgotten_on_error(remembered: Any) -> Iterator[None]:
-    """Clear the cache of a function that returns futures if what is done in this scope fails.
+class remembered(Generic[T]):
+    """Decorate a function of hashable arguments that begins to compile something: the last two are remembered.
 
-    `functools.lru_cache` remembers no errors, but it would remember a future that failed, for the whole process.
+    What would be compiled otherwise with JAX's present options or choice of kernels is begun again, and so is what has
+    failed.
     """
-    try:
-        yield
-    except BaseException:
-        remembered.cache_clear()
-        raise
+
+    def __init__(self, function: "Callable[..., Future[T]]") -> None:
+        self.begun = functools.lru_cache(maxsize=2)(lambda _, *arguments: function(*arguments))
+
+    def __call__(self, *arguments: Any) -> "Future[T]":
+        """Begin, or return what was begun before."""
+        given = (kernels.switched_off(), repr(_scopes())), *arguments
+        hits = self.begun.cache_info().hits
+        future = self.begun(*given)
+        is_old = self.begun.cache_info().hits > hits
+        if is_old and future.done() and (future.cancelled() or future.exception() is not None):
+            self.begun.cache_clear()
+            future = self.begun(*given)
+        return future
 
 
 def start_device() -> "Future[Any] | None":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -267,9 +267,7 @@ def prepare_population(plan: Plan, coefficients: Sequence[Mapping[str, Any]], si
 
 def _begun(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> PopulationState:
     """Return a population before its first update, without an evolution; coefficients and seeds have a member axis."""
-    with background.forgotten_on_error(_compiling_initial):
-        begin = background.finished(_beginning(plan, program, coefficients, seeds))
-    return begin(coefficients, seeds, plan.loaded.data)
+    return background.finished(_beginning(plan, program, coefficients, seeds))(coefficients, seeds, plan.loaded.data)
 
 
 def _beginning(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> Future:
@@ -280,7 +278,7 @@ def _beginning(plan: Plan, program: Program, coefficients: Coefficients, seeds: 
     return _compiling_initial(program, plan.settings, plan.network, structure, shapes)
 
 
-@lru_cache(maxsize=2)
+@background.remembered
 def _compiling_initial(
     program: Program, settings: Any, network: Any, structure: Any, shapes: tuple[tuple[Any, Any], ...]
 ) -> Future:

@@ -1,6 +1,5 @@
 """The record of a population: the metrics of all members, in columns."""
 
-import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -99,9 +98,7 @@ class PopulationRecord:
         """The episodes of all members, `[P, episodes]`."""
         place = self.sharding.place
         given = self.plan.policy(members).learned, members.key, members.updates
-        with background.forgotten_on_error(compiling_evaluation):
-            run = background.finished(self._evaluation())
-        returns, lengths = run(*place(given, 0), place(np.bool_(greedy), None))
+        returns, lengths = background.finished(self._evaluation())(*place(given, 0), place(np.bool_(greedy), None))
         return EpisodeResults(*(np.asarray(x).reshape(len(members.updates), -1) for x in (returns, lengths)))
 
     def _save_ended(self, state: PopulationState, ended: np.ndarray) -> None:
@@ -212,7 +209,7 @@ def evaluation_of(plan: Plan, members: TrainState, sharding: MemberSharding) -> 
     return partial(compiling_evaluation, evaluator, sharding, structure, shapes)
 
 
-@functools.lru_cache(maxsize=2)
+@background.remembered
 def compiling_evaluation(
     evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
 ) -> Future:

@@ -1,6 +1,5 @@
 """The runner for a population: many updates of all members in one compiled program."""
 
-import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -146,8 +145,7 @@ class PopulationRunner:
 
     def compile(self, state: PopulationState) -> None:
         """Compile the program, or wait until it is compiled."""
-        with background.forgotten_on_error(_compiling):
-            self._compiled = background.finished(self.prepare(state))
+        self._compiled = background.finished(self.prepare(state))
         need = needed_memory(self._compiled)
         if jax.default_backend() == "cpu":  # its devices share one memory
             need *= self.sharding.devices
@@ -176,7 +174,7 @@ def one_member(members: TrainState) -> TrainState:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), members)
 
 
-@functools.lru_cache(maxsize=2)
+@background.remembered
 def _compiling(chunks: Chunks, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Future:
     """Compile the program for states of these shapes in the background."""
     state, sharding = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes]), chunks.sharding
