@@ -71,8 +71,9 @@ def test_members_of_a_population_have_gates_of_their_own(interpreted):
         np.testing.assert_allclose(found[index], by_loop(*arguments(index)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("kernel", ["_forward", "_backward"])
-def test_kernels_are_lowered_for_a_gpu(kernel):
+def test_kernels_are_lowered_for_a_gpu(kernel, lowers_for_cuda):
     states = jnp.zeros((STEPS, ROWS, SIZE))
     given = (*arguments(), *([states, states] if kernel == "_backward" else []))
     function = lambda *x: getattr(gated_scan, kernel)(STEPS, ROWS, SIZE, *x)  # noqa: E731

@@ -43,7 +43,8 @@ def forget():
     lowered._lowered.clear()
 
 
-def test_a_kernel_is_lowered_alone_once_for_all_processes(folder, monkeypatch):
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_a_kernel_is_lowered_alone_once_for_all_processes(folder, monkeypatch, lowers_for_cuda):
     tried = []
     forward = mlp.forward
     monkeypatch.setattr(mlp, "forward", lambda *given: tried.append(1) or forward(*given))

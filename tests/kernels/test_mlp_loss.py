@@ -173,7 +173,8 @@ def test_a_program_for_cuda_that_runs_elsewhere_gives_the_same(monkeypatch, spac
     assert_close(found, jax.jit(lambda packed: differentiated(packed))(packed))
 
 
-def test_it_lowers_for_cuda_and_what_jax_refuses_is_replaced_with_one_warning(monkeypatch, caplog):
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_it_lowers_for_cuda_and_what_jax_refuses_is_replaced_with_one_warning(monkeypatch, caplog, lowers_for_cuda):
     differentiated, packed = problem(Discrete(2))
     monkeypatch.setattr(mlp, "INTERPRET", False)
     for name in ("mlp", "mlp_loss"):

@@ -203,10 +203,11 @@ def test_a_rollout_equals_the_plain_one(interpreted, monkeypatch, env, settings)
     assert len(interpreted) == 1
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize(
     "env", ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "DeepChain-v0"]
 )
-def test_a_rollout_is_lowered_for_a_gpu(monkeypatch, env):
+def test_a_rollout_is_lowered_for_a_gpu(monkeypatch, lowers_for_cuda, env):
     """Without one: that it is chosen, and that JAX has a rule for every operation."""
     checked = []
     check = row_loop._Loop.check

@@ -11,6 +11,7 @@ from jax.extend.core import jaxprs_in_params
 from lehr import kernels
 from lehr.algorithms import ppo
 from lehr.kernels import steps_ahead
+from lehr.kernels.equations import scan_counts
 from lehr.kernels.row_program import Unsupported
 from lehr.maths import across
 from tests.algorithms.rollouts import STEPS, learned_from, made_up, network_of
@@ -123,7 +124,7 @@ def test_each_step_stores_one_row():
 
     program = jax.make_jaxpr(lambda rows: steps_ahead.scan(step, jnp.float32(0), rows))(jnp.ones((3, 5)))
     (loop,) = [one for one in program.jaxpr.eqns if one.primitive.name == "scan"]
-    assert len(loop.outvars) == loop.params["num_carry"] + 1
+    assert len(loop.outvars) == scan_counts(loop.params)[1] + 1
 
 
 @pytest.mark.parametrize(("length", "members", "unroll"), [(8, 1, 4), (6, 1, 1), (8, 2, 1)])
