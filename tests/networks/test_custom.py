@@ -268,6 +268,7 @@ class Unhashable:
         ({"torso": Stateful}, r"not nnx\.Param"),
         ({"torso": nnx.Linear}, r"called as Linear\(observation_space, rngs=rngs\), but missing a required argument"),
         ({"torso": lambda space, rngs: 3}, "returned a int, but a torso must be an nnx.Module"),
+        ({"torso": int}, "torso int is a class, but not a subclass of nnx.Module: give one, or a function"),
         ({"torso": "math:pi"}, "is not a callable object"),
         ({"torso": Unhashable()}, "is not hashable"),
         ({"torso": 3}, "torso is 3; known: auto, mlp"),

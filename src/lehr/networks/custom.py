@@ -89,6 +89,11 @@ class CustomTorso(nnx.Module):
 
 
 def _made(make: TorsoMaker, name: str, space: Space, rngs: nnx.Rngs) -> nnx.Module:
+    if inspect.isclass(make) and not issubclass(make, nnx.Module):
+        raise InputError(
+            f"The torso {name} is a class, but not a subclass of nnx.Module: give one, or a function that returns an "
+            "nnx.Module."
+        )
     try:
         if inspect.isclass(make):  # nnx's metaclass has a signature that accepts anything
             inspect.signature(make.__init__).bind(None, space, rngs=rngs)
