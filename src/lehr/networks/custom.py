@@ -89,7 +89,8 @@ class CustomTorso(nnx.Module):
 
 
 def _made(make: TorsoMaker, name: str, space: Space, rngs: nnx.Rngs) -> nnx.Module:
-    if inspect.isclass(make) and not issubclass(make, nnx.Module):
+    kind: Any = make
+    if inspect.isclass(kind) and not issubclass(kind, nnx.Module):
         raise InputError(
             f"The torso {name} is a class, but not a subclass of nnx.Module: give one, or a function that returns an "
             "nnx.Module."
