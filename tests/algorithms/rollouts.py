@@ -13,6 +13,15 @@ from lehr.spaces import Box, Discrete, MultiDiscrete
 from lehr.types import Rollout
 
 STEPS, SEGMENTS = 6, 8
+COEF = {
+    "learning_rate": 0.1,
+    "entropy_coef": 0.03,
+    "value_coef": 0.7,
+    "clip_range": 0.1,
+    "discount": 0.9,
+    "gae_lambda": 0.8,
+}
+"""Of PPO."""
 OBSERVATIONS = Box(-1, 1, (3,))
 ACTIONS = {"discrete": Discrete(3), "multidiscrete": MultiDiscrete((2, 3)), "box": Box(-1, 1, (2,))}
 

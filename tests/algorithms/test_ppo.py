@@ -11,6 +11,7 @@ from lehr.algorithms import ppo
 from lehr.config import build, with_preset
 from lehr.errors import InputError
 from tests.algorithms.rollouts import (
+    COEF,
     SEGMENTS,
     STEPS,
     assert_params_close,
@@ -25,15 +26,6 @@ from tests.algorithms.rollouts import (
     numpy_gae,
     outputs,
 )
-
-COEF = {
-    "learning_rate": 0.1,
-    "entropy_coef": 0.03,
-    "value_coef": 0.7,
-    "clip_range": 0.1,
-    "discount": 0.9,
-    "gae_lambda": 0.8,
-}
 
 
 def algorithm_of(torso="mlp", **settings):

@@ -15,6 +15,7 @@ as the text `module:Class(field=value, ...)`; see docs/extend.md.
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
@@ -101,7 +102,7 @@ class Controller:
         return jnp.asarray(metrics[self.metric], jnp.float32)
 
 
-class Remembered(Controller):
+class Remembered(Controller, ABC):
     """Abstract base class of controllers that remember nothing but the coefficient, which `_moved` changes."""
 
     initial: Any
@@ -116,9 +117,9 @@ class Remembered(Controller):
         moved = self._moved(state.value, observed)
         return Value(jnp.where(jnp.isfinite(observed), moved, state.value))
 
+    @abstractmethod
     def _moved(self, value: jax.Array, observed: jax.Array) -> jax.Array:
         """Return the coefficient after an update with this metric."""
-        raise NotImplementedError
 
 
 @jax.tree_util.register_dataclass
