@@ -58,6 +58,7 @@ def chosen(x=X, layers=LAYERS, heads=HEADS, activation="tanh"):
                 "mlp_tangent",
                 "row_loop",
                 "row_step",
+                "segment_draw",
                 "steps_ahead",
                 "wide_mlp",
                 "written_out",

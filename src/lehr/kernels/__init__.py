@@ -10,13 +10,14 @@
 | mlp_tangent | differentiates such an actor in forward mode as one GPU kernel, see `lehr.kernels.mlp_tangent` | CUDA |
 | row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
 | row_step | runs a whole step of physics as one GPU kernel, see `lehr.kernels.row_step` | CUDA, Hopper or later |
+| segment_draw | draws segments by priority as one GPU kernel, see `lehr.kernels.segment_draw` | CUDA, on each device |
 | steps_ahead | takes out of gradient steps what need not be in each of them, see `lehr.kernels.steps_ahead` | GPUs |
 | wide_mlp | evaluates a wide actor and critic in few GPU kernels, see `lehr.kernels.wide_mlp` | CUDA, on each device |
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
 Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `value_and_grad`,
-`linearise`, `scan`, `gated` or `rewrite` without checking. A kernel that JAX cannot compile is replaced by plain JAX,
-with one warning on the logger "lehr".
+`linearise`, `scan`, `gated`, `draw_segments` or `rewrite` without checking. A kernel that JAX cannot compile is
+replaced by plain JAX, with one warning on the logger "lehr".
 
 The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of them, `no-mlp` or
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
@@ -45,6 +46,7 @@ from lehr.kernels import (
     mlp_tangent,
     row_loop,
     row_step,
+    segment_draw,
     steps_ahead,
     wide_mlp,
 )
@@ -55,6 +57,7 @@ from lehr.maths.optimise import Packed
 from lehr.types import PyTree, in_scope
 
 __all__ = [
+    "draw_segments",
     "evaluate_mlps",
     "gated",
     "gathers_ahead",
@@ -93,6 +96,7 @@ KERNELS: dict[str, Kernel] = {
     "mlp_tangent": Kernel(mlp.is_able, mlp_tangent.fits, can_be_split=False),
     "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
     "row_step": Kernel(row_step.is_able, row_step.fits, can_be_split=False),
+    "segment_draw": Kernel(segment_draw.is_able, segment_draw.fits, can_be_split=False),
     "steps_ahead": Kernel(steps_ahead.is_able, lambda *arguments: True, can_be_split=True),
     "wide_mlp": Kernel(wide_mlp.is_able, wide_mlp.fits, can_be_split=False),
     "written_out": Kernel(lambda: True, lambda *arguments: True, can_be_split=True),
@@ -172,6 +176,21 @@ def value_and_grad(
 def gathers_ahead(data: PyTree, epochs: int) -> bool:
     """Whether to gather the minibatches of `epochs` passes over the data before the first gradient step."""
     return is_chosen("steps_ahead") and steps_ahead.is_small(data, epochs)
+
+
+def draw_segments(
+    draw: tuple[jax.Array, jax.Array],
+    priorities: jax.Array,
+    exponents: tuple[Any, Any],
+    floor: float,
+    size: int,
+    plain: Callable[[], segment_draw.Drawn],
+) -> segment_draw.Drawn:
+    """Draw segments by priority, without replacement; arguments as in `segment_draw.draw_segments`."""
+    if not is_chosen("segment_draw", priorities, size):
+        return plain()
+    given = draw, priorities, exponents, floor, size, plain
+    return _tried("segment_draw", lambda: segment_draw.draw_segments(*given), plain)
 
 
 def gradient_steps(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree) -> Any:

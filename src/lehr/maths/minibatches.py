@@ -6,11 +6,13 @@ single steps, of segments, or of segments drawn by priority. It uses the functio
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from lehr import kernels
 from lehr.errors import InputError
 from lehr.types import Key, PyTree
 
@@ -319,9 +321,22 @@ def prioritised(
     >>> sorted(indices.tolist()), weights.tolist()
     ([0, 1, 2, 3], [1.0, 1.0, 1.0, 1.0])
     """
+    if isinstance(draw, Order) and size > len(priorities):
+        raise InputError(
+            f"Cannot draw {size} of {len(priorities)} segments without replacement; draw fewer, or replace."
+        )
+    exponents = exponent, importance_exponent
+    plain = partial(_prioritised, draw, priorities, *exponents, size)
+    if not isinstance(draw, Order):
+        return plain()
+    return kernels.draw_segments(draw, priorities, exponents, PRIORITY_FLOOR, size, plain)
+
+
+def _prioritised(
+    draw: Key | Order, priorities: jax.Array, exponent: Any, importance_exponent: Any, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """The same in plain JAX."""
     length = len(priorities)
-    if isinstance(draw, Order) and size > length:
-        raise InputError(f"Cannot draw {size} of {length} segments without replacement; draw fewer, or replace.")
     largest = jnp.max(priorities)
     relative = jnp.where(largest == 0, 1.0, priorities / jnp.where(largest == 0, 1.0, largest))
     log_probability = jax.nn.log_softmax(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)))
