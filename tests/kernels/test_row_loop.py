@@ -150,6 +150,28 @@ def test_other_bodies_are_left_to_scan(interpreted, caplog, body, reason):
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.lax.broadcast_in_dim(x, (2, 3, 2), (1, 2)),
+        lambda x: jax.lax.broadcast_in_dim(x, (3, 5, 2), (0, 2)),
+        lambda x: x.astype(jnp.uint8),
+        lambda x: x.astype(jnp.float32),
+        lambda x: x.astype(bool),
+        lambda x: -(x + x) * x - jnp.ones_like(x),
+    ],
+    ids=["a new first axis", "a new axis between", "small integers", "numbers", "truth values", "arithmetic"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "bfloat16"])
+def test_what_is_known_while_tracing_is_what_jax_computes(function, dtype):
+    x = np.array([[1e9, -3.7], [0.0, 255.6], [2.5e9, 7.0]], np.float64)
+    x = np.asarray(jnp.asarray(np.abs(x) if dtype == "uint32" else x, jnp.float32).astype(dtype))
+    program, _ = Program.of(lambda carry, row: (carry + row, function(jnp.asarray(x))), jnp.zeros(2), jnp.zeros(2))
+    (found,) = program.outputs
+    known = found.static if found.static is not None else program.consts[found.number]
+    np.testing.assert_array_equal(np.asarray(known), np.asarray(jax.jit(function)(x)), strict=True)
+
+
+@pytest.mark.parametrize(
     ("start", "steps"),
     [
         ((jnp.zeros((ROWS, 4)), jnp.zeros(())), STEPS),

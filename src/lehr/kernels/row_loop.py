@@ -37,8 +37,8 @@ MOST_CARRIED_WIDE = 512
 """Columns of the wide arrays of the carried state, at most, such as the state of a recurrent network."""
 MOST_OPERATIONS = 2000
 """Longer bodies are left to the compiler."""
-LEAST_BLOCK, MOST_BLOCK, WIDE_MOST_BLOCK = 16, 64, 32
-"""Rows per program; the matrix units take no fewer than 16. The last is for more weights than `MOST_SHARED`."""
+LEAST_BLOCK, MOST_BLOCK = 16, 64
+"""Rows per program; the matrix units take no fewer than 16."""
 PROGRAMS, WIDE_PROGRAMS = 264, 132
 """Blocks are as small as that leads to this many programs, two for each of the 132 processors of an H200; the second
 for more weights than `MOST_SHARED`."""
@@ -130,12 +130,12 @@ class _Loop:
         if any(steps * math.prod(value.shape) >= 2**31 for value in (*self.inputs, *self.stored)):
             raise Unsupported("arrays too large for 32-bit indices")
         # What is loaded, and so how many weights there are, is known once the body has been traced.
-        self._size(PROGRAMS, MOST_BLOCK)
+        self._size(PROGRAMS)
         self.requests = self._trace()
         self.weights = [request for request in self.requests if request.is_tile]
         self.is_large = sum(request.size for request in self.weights) > MOST_SHARED
         if self.is_large:
-            self._size(WIDE_PROGRAMS, WIDE_MOST_BLOCK)
+            self._size(WIDE_PROGRAMS)
             self._keep(MOST_KEPT[0])
 
     def _keep(self, most: int) -> None:
@@ -143,11 +143,11 @@ class _Loop:
         sums = itertools.accumulate(request.size for request in self.weights)
         self.requests = [request for request, total in zip(self.weights, sums, strict=True) if total <= most]
 
-    def _size(self, programs: int, most_block: int) -> None:
+    def _size(self, programs: int) -> None:
         """Choose the rows per program."""
         rows = pl.next_power_of_2(pl.cdiv(self.rows * members(), programs))
         most = max(LEAST_BLOCK, pl.next_power_of_2(self.rows))
-        self.block = min(max(LEAST_BLOCK, min(most_block, rows)), most)
+        self.block = min(max(LEAST_BLOCK, min(MOST_BLOCK, rows)), most)
 
     def _trace(self) -> "list[_Request]":
         """Return what is loaded of values that are the same in all steps."""

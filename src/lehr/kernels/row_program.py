@@ -40,6 +40,26 @@ class Unsupported(Exception):
     """The body of the loop contains something that the kernel has no rule for."""
 
 
+def _broadcast(x: np.ndarray, *, shape: tuple[int, ...], broadcast_dimensions: tuple[int, ...], **_: Any) -> np.ndarray:
+    sizes = dict(zip(broadcast_dimensions, x.shape, strict=True))
+    return np.broadcast_to(x.reshape([sizes.get(axis, 1) for axis in range(len(shape))]), shape)
+
+
+def _converted(x: np.ndarray, *, new_dtype: Any, **_: Any) -> np.ndarray:
+    return x.astype(new_dtype)
+
+
+BY_NUMPY: dict[str, Callable[..., np.ndarray]] = {
+    "add": lambda x, y, **_: x + y,
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": _converted,
+    "mul": lambda x, y, **_: x * y,
+    "neg": lambda x, **_: -x,
+    "sub": lambda x, y, **_: x - y,
+}
+"""Operations on arrays that are known while tracing, whose results are those of JAX to the bit."""
+
+
 @dataclass(frozen=True)
 class Value:
     """A value of the body: its number, its type, and when it is known."""
@@ -68,6 +88,16 @@ class Operation:
         with self.context.manager:
             found = self.primitive.bind(*values, **self.primitive.get_bind_params(self.parameters))
         return list(found) if self.primitive.multiple_results else [found]
+
+    def known(self, values: Sequence[np.ndarray]) -> list[Any]:
+        """Evaluate it while tracing: common ones by NumPy, since JAX compiles a program for each of them."""
+        kinds = [value.dtype.kind for value in values] + [np.dtype(self.parameters.get("new_dtype") or bool).kind]
+        is_rounded = self.primitive.name == "convert_element_type" and "f" in kinds[:-1] and kinds[-1] != "f"
+        if self.primitive.name in BY_NUMPY and set(kinds) <= set("biuf") and not is_rounded:
+            with np.errstate(all="ignore"):
+                return [BY_NUMPY[self.primitive.name](*values, **self.parameters)]
+        with jax.ensure_compile_time_eval():
+            return self.apply(values)
 
     @property
     def level(self) -> int:
@@ -214,8 +244,7 @@ class _Reader:
         has_keys = any(jax.dtypes.issubdtype(one.aval.dtype, jax.dtypes.extended) for one in equation.outvars)
         is_known = all(value.static is not None for value in inputs)
         if is_known and not has_keys and all(math.prod(one.aval.shape) <= MOST_STATIC for one in equation.outvars):
-            with jax.ensure_compile_time_eval():
-                found = operation.apply([value.static for value in inputs])
+            found = operation.known([value.static for value in inputs])
             return [self._known(variable, np.asarray(x)) for variable, x in zip(equation.outvars, found, strict=True)]
         outputs = tuple(self.value(variable, max(level, FIXED)) for variable in equation.outvars)
         self.operations.append(replace(operation, outputs=outputs))
