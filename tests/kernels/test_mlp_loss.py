@@ -30,7 +30,6 @@ def _interpreted(monkeypatch):
     monkeypatch.setattr(mlp, "MIN_ROWS", 1)
     monkeypatch.setattr(mlp_blocks, "OPERAND", jnp.float32)  # what is scaled for float16, but not rounded
     monkeypatch.setattr(mlp_loss, "BLOCK_ROWS", 16)
-    monkeypatch.setattr(mlp_loss, "LEAST_MEMBERS", 3)
     monkeypatch.setattr(kernels, "_warned", set())
 
 
@@ -152,13 +151,14 @@ def test_a_loss_that_does_not_evaluate_the_networks_once_stays_plain(launches, c
     )
 
 
-@pytest.mark.parametrize(("constant", "limit", "members"), [("LEAST_MEMBERS", 4, 3), ("MOST_ROWS", ROWS - 1, 1)])
-def test_sizes_for_which_it_is_not_known_to_be_faster_stay_plain(monkeypatch, launches, constant, limit, members):
+@pytest.mark.parametrize("members", [1, 3])
+def test_more_rows_than_it_is_known_to_be_faster_for_stay_plain(monkeypatch, launches, members):
     differentiated, packed = problem(Discrete(2))
-    monkeypatch.setattr(mlp_loss, constant, limit)
-    with kernels.together(members):
-        jax.eval_shape(differentiated, packed)
-    assert launches == []
+    for most in (ROWS, ROWS - 1):
+        monkeypatch.setattr(mlp_loss, "MOST_ROWS", most)
+        with kernels.together(members):
+            jax.eval_shape(differentiated, packed)
+        assert len(launches) == 1
 
 
 @pytest.mark.parametrize("space", [Discrete(2), Box(-1, 1, (2,))], ids=["discrete", "continuous"])
