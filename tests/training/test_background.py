@@ -1,5 +1,6 @@
 """What is done in the background: results, errors, order, Ctrl-C."""
 
+import os
 import signal
 import threading
 import time
@@ -74,6 +75,13 @@ def test_the_device_starts_unless_the_caller_has_chosen_another():
     assert background.start_device().result().shape == (1,)
     with jax.default_device(jax.devices()[0]):
         assert background.start_device() is None
+
+
+@pytest.mark.parametrize("given", [None, *background.MEMORY_VARIABLES])
+def test_memory_of_a_gpu_is_not_reserved_unless_the_user_decides(monkeypatch, given):
+    monkeypatch.setattr(os, "environ", {} if given is None else {given: "0.5"})
+    background.start_device().result()
+    assert os.environ == ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if given is None else {given: "0.5"})
 
 
 def test_what_is_compiled_is_remembered_unless_it_failed_or_the_options_are_others(monkeypatch):
