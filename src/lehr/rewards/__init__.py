@@ -27,10 +27,9 @@ def find(model: Any) -> type[RewardModel]:
     """
     found = model
     if isinstance(model, str):
-        offered = plugins.offered(GROUP)
         if model in BUILT_IN:
             found = plugins.import_object(BUILT_IN[model], "reward model")
-        elif model in offered:
+        elif model in (offered := plugins.offered(GROUP)):
             found = offered[model].load()
         elif ":" in model:
             found = plugins.import_object(model, "reward model")
