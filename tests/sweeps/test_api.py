@@ -1,6 +1,7 @@
 """A sweep from its definition to its winner."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import SweepDirectory
 from lehr.sweeps.samplers import configurations
 from lehr.training import columns
+from lehr.training.plan import make_plan
 
 from .conftest import DEFINITION, SMALL
 
@@ -103,6 +105,25 @@ def test_a_small_wave_is_filled_up_only_where_idle_places_take_no_time(tmp_path,
         waves._append(members, least=1)
         waves._append(fresh, least=1)
         assert [(len(wave.members), wave.size) for wave in waves.waves] == [(8, 8), (4, size)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "wave_size", "sizes"),
+    [("gpu", None, [1024]), ("cpu", None, [1000]), ("gpu", 1000, [1000]), ("gpu", 500, [500, 500])],
+)
+def test_a_wave_on_a_gpu_has_a_few_idle_places_if_that_is_faster(tmp_path, monkeypatch, backend, wave_size, sizes):
+    definition = Definition.from_mapping(DEFINITION)
+    configuration = configurations(definition)[0]
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    trainer = running.WaveTrainer("ppo")
+    trainer.know([configuration])
+    plan = make_plan("ppo", configuration.settings, None, abstract=True)
+    trainer.use(running.Base(configuration.parsed.group, plan))
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(plan.state.learner.params))
+    assert math.gcd(parameters, 512) == 1
+    waves = running.Waves(SweepDirectory(tmp_path), trainer, wave_size)
+    waves._append(members_of([configuration], range(1000)), least=1)
+    assert [wave.size for wave in waves.waves] == sizes
 
 
 def test_waves_are_halved_until_they_fit_into_memory(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from lehr.training.plan import Plan, make_plan
 from lehr.training.population import (
     Configured,
     Population,
+    fast_multiple,
     make_population,
     prepare_population,
     refuse_host,
@@ -41,6 +42,8 @@ FILLED = 4
 """A wave is filled up to an earlier one's size, to share its program, if that is at most this many times its own."""
 FILLED_ON_CPU = 1.25
 """The same on a CPU, where every idle place takes as long as a member."""
+MOST_FILLED = 1.125
+"""A wave is filled up to a number that is faster, if that is at most this many times its own."""
 
 
 class Stopped(Exception):
@@ -125,6 +128,11 @@ class WaveTrainer:
     def number_of_devices(self, member: Member) -> int:
         """The number of devices that may share a wave with this member."""
         return len(available(self._parsed(member).configs[0].devices))
+
+    def multiple(self, member: Member) -> int:
+        """The number of which a wave with this member should have a multiple on each device, to be fast."""
+        base = self._bases.get(self.group(member))
+        return 1 if base is None else fast_multiple(base)
 
     def train(self, wave: Wave, path: Path, title: str = "", report: ProgressFunction | None = None) -> Trained:
         """Train a wave from its beginning, or from its latest checkpoint.
@@ -291,10 +299,15 @@ class Waves:
         return size
 
     def _filled(self, size: int, member: Member) -> int:
-        """The size of a wave with idle places, so that all devices of this machine have equally many members."""
+        """The size of a wave with idle places, so that all devices of this machine have equally many members.
+
+        A few more fill it up to a number that is faster.
+        """
         if self.devices is not None or (self.trainer.make_evolution is not None and not member.fresh):
             return size
-        return _shared(size, self.trainer.number_of_devices(member))
+        devices = self.trainer.number_of_devices(member)
+        filled = shared_equally(size, devices, self.trainer.multiple(member))
+        return filled if self.size is None or filled <= self.size else shared_equally(size, devices)
 
     def _split(self, wave: Wave, needs: str) -> None:
         """Halve a wave, and all others of its group that are as large and have not begun.
@@ -354,10 +367,21 @@ class Waves:
             self.trainer.prepare(members, self._size_of(count, replace(members[0], fresh=True)))
 
 
-def _shared(size: int, devices: int) -> int:
-    """The size of a wave, with idle places so that all devices have equally many members."""
+def shared_equally(size: int, devices: int, multiple: int = 1) -> int:
+    """The size of a wave, with idle places so that all devices have equally many members.
+
+    Args:
+        size: the number of members.
+        devices: that may share them.
+        multiple: of which each device should have one, unless too many places would be idle.
+
+    >>> shared_equally(5, devices=2), shared_equally(1000, 1, multiple=512), shared_equally(600, 1, multiple=512)
+    (6, 1024, 600)
+    """
     used = min(size, devices)
-    return -(-size // used) * used
+    each = -(-size // used)
+    filled = -(-each // multiple) * multiple
+    return used * (filled if filled <= MOST_FILLED * each else each)
 
 
 class Base(NamedTuple):
@@ -418,5 +442,5 @@ def _per_device(definition: Definition, plan: Plan, alike: Sequence[Configuratio
     size = min(total, wave_size or total, places or total)
     devices = jax.local_device_count() if plan.run.devices == "all" else plan.run.devices
     if make_changes(definition) is None:
-        size = _shared(-(-total // -(-total // size)), devices)
+        size = shared_equally(-(-total // -(-total // size)), devices, 1 if wave_size else fast_multiple(plan))
     return size // max(count for count in range(1, devices + 1) if size % count == 0)

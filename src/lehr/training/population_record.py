@@ -248,8 +248,6 @@ def _last_known(rows: np.ndarray, members: np.ndarray, before: np.ndarray) -> np
         members: `[rows, P]`: the member that each value belongs to, −1 for none.
         before: `[members]`: what was known before these rows.
     """
-    found = before.copy()
-    for values, owners in zip(rows, members, strict=True):
-        known = ~np.isnan(values) & (owners >= 0)
-        found[owners[known]] = values[known]
+    found, known = before.copy(), ~np.isnan(rows) & (members >= 0)
+    found[members[known]] = rows[known]  # row by row: the last value of a member stays
     return found
