@@ -23,10 +23,10 @@ from lehr import kernels
 from lehr.algorithms import ppo
 from lehr.kernels import mlp, mlp_loss
 from lehr.maths.minibatches import Minibatch
-from lehr.maths.optimise import Packed, optimiser
+from lehr.maths.optimise import optimiser
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
-from lehr.types import NOTHING, Rollout
+from lehr.types import NOTHING, Packed, Rollout
 
 BLOCKS, WARPS = (16, 32, 64, 128), (1, 2, 4, 8)
 

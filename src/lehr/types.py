@@ -88,6 +88,14 @@ class Rollout(NamedTuple):
     """What else `act` stored of each step, by name, leaves `[T, N, ...]`; `()` if nothing."""
 
 
+class Packed(NamedTuple):
+    """Gradients that are already in the form that the optimiser works on."""
+
+    gradients: PyTree
+    norm: jax.Array | None = None
+    """Their norm, float32 `[]`, if it is known."""
+
+
 class Learner(NamedTuple):
     """The state of an algorithm."""
 

@@ -56,6 +56,7 @@ def chosen(x=X, layers=LAYERS, heads=HEADS, activation="tanh"):
                 "mlp_cpu",
                 "mlp_loss",
                 "mlp_tangent",
+                "recurrence",
                 "row_loop",
                 "row_step",
                 "segment_draw",

@@ -14,10 +14,10 @@ from lehr.kernels import lowered, mlp, mlp_blocks, mlp_loss
 from lehr.kernels.row_loss import RowLoss
 from lehr.kernels.row_program import Unsupported
 from lehr.maths.minibatches import Minibatch
-from lehr.maths.optimise import Packed, optimiser
+from lehr.maths.optimise import optimiser
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
-from lehr.types import NOTHING, Rollout
+from lehr.types import NOTHING, Packed, Rollout
 
 ROWS = 40
 COEF = {"entropy_coef": 0.01, "value_coef": 0.5, "clip_range": 0.2, "value_clip_range": 0.1}

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lehr.maths.advantages import Steps, corrected_gae, gae, lambda_returns, vtrace
-from lehr.maths.recurrence import linear_recurrence
 
 STEPS, ENVIRONMENTS = 12, 3
 
@@ -81,30 +80,6 @@ def vtrace_by_summation(
             gain = rollout["rewards"][t, i] + discount * future - rollout["values"][t, i]
             advantages[t, i] = min(rho_clip, ratios[t, i]) * gain
     return targets, advantages
-
-
-@pytest.mark.parametrize("method", ["scan", "strides"])
-@pytest.mark.parametrize("reverse", [True, False])
-@pytest.mark.parametrize("steps", [1, 2, 13])
-def test_recurrence_equals_a_loop(method, reverse, steps):
-    rng = np.random.default_rng(steps)
-    decay, increment = rng.uniform(size=(2, steps, 2)).astype(np.float32)
-    expected, x = np.zeros((steps, 2)), np.zeros(2)
-    for t in reversed(range(steps)) if reverse else range(steps):
-        x = decay[t] * x + increment[t]
-        expected[t] = x
-    result = linear_recurrence(jnp.asarray(decay), jnp.asarray(increment), reverse=reverse, method=method)
-    np.testing.assert_allclose(result, expected, rtol=1e-6)
-
-
-def test_recurrence_methods_agree_over_a_long_rollout():
-    rng = np.random.default_rng(0)
-    decay = jnp.asarray(np.where(rng.uniform(size=(500, 2)) < 0.01, 0.0, 0.99), jnp.float32)
-    increment = jnp.asarray(rng.normal(size=(500, 2)), jnp.float32)
-    solve = jax.jit(linear_recurrence, static_argnames="method")
-    by_scan, by_strides, default = (solve(decay, increment, method=m) for m in ("scan", "strides", None))
-    np.testing.assert_allclose(by_scan, by_strides, atol=1e-5)
-    np.testing.assert_array_equal(default, by_scan if jax.default_backend() == "cpu" else by_strides)
 
 
 def test_gae_by_hand():

@@ -13,7 +13,6 @@ from lehr.envs.host.base import layout
 from lehr.masks import without_action
 from lehr.maths.losses import masked, validity, weighted_mean
 from lehr.maths.normalise import RunningStatistics
-from lehr.maths.recurrence import linear_recurrence
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
 UNROLL = 4
@@ -275,7 +274,7 @@ def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
     [[False, False], [True, False], [False, False]]
     """
     marks = done.astype(jnp.float32)
-    return linear_recurrence(_goes_on(done, num_agents), marks.at[0].add(over), reverse=False) - marks > 0
+    return kernels.linear_recurrence(_goes_on(done, num_agents), marks.at[0].add(over), reverse=False) - marks > 0
 
 
 def _goes_on(done: jax.Array, num_agents: int) -> jax.Array:

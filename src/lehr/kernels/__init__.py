@@ -8,6 +8,7 @@
 | mlp_cpu | differentiates a small actor and critic by hand, see `lehr.kernels.mlp_cpu` | CPU |
 | mlp_loss | differentiates a loss on such an actor and critic as one GPU kernel, see `lehr.kernels.mlp_loss` | CUDA |
 | mlp_tangent | differentiates such an actor in forward mode as one GPU kernel, see `lehr.kernels.mlp_tangent` | CUDA |
+| recurrence | solves a linear recurrence over time in few passes, see `lehr.kernels.recurrence` | accelerators |
 | row_loop | runs all steps of a rollout as one GPU kernel, see `lehr.kernels.row_loop` | CUDA, on each device |
 | row_step | runs a whole step of physics as one GPU kernel, see `lehr.kernels.row_step` | CUDA, Hopper or later |
 | segment_draw | draws segments by priority as one GPU kernel, see `lehr.kernels.segment_draw` | CUDA, on each device |
@@ -16,8 +17,8 @@
 | written_out | writes out small gathers and products of a physics step, see `lehr.kernels.written_out` | everywhere |
 
 Only `is_chosen` decides whether a kernel is used: code outside this package calls `evaluate_mlps`, `value_and_grad`,
-`linearise`, `scan`, `gated`, `draw_segments` or `rewrite` without checking. A kernel that JAX cannot compile is
-replaced by plain JAX, with one warning on the logger "lehr".
+`linearise`, `linear_recurrence`, `scan`, `gated`, `draw_segments` or `rewrite` without checking. A kernel that JAX
+cannot compile is replaced by plain JAX, with one warning on the logger "lehr".
 
 The environment variable LEHR_KERNELS turns kernels off: `off` turns off all of them, `no-mlp` or
 `no-mlp,no-written_out` the named ones. It is read whenever a program is traced.
@@ -44,6 +45,7 @@ from lehr.kernels import (
     mlp_cpu,
     mlp_loss,
     mlp_tangent,
+    recurrence,
     row_loop,
     row_step,
     segment_draw,
@@ -53,8 +55,7 @@ from lehr.kernels import (
 from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
-from lehr.maths.optimise import Packed
-from lehr.types import PyTree, in_scope
+from lehr.types import Packed, PyTree, check_same_shape, in_scope
 
 __all__ = [
     "draw_segments",
@@ -62,6 +63,7 @@ __all__ = [
     "gated",
     "gathers_ahead",
     "gradient_steps",
+    "linear_recurrence",
     "linearise",
     "plain",
     "rewrite",
@@ -94,6 +96,7 @@ KERNELS: dict[str, Kernel] = {
     "mlp_cpu": Kernel(mlp_cpu.is_able, mlp_cpu.fits, can_be_split=True),
     "mlp_loss": Kernel(mlp.is_able, mlp_loss.fits, can_be_split=False),
     "mlp_tangent": Kernel(mlp.is_able, mlp_tangent.fits, can_be_split=False),
+    "recurrence": Kernel(recurrence.is_able, lambda *arguments: True, can_be_split=True),
     "row_loop": Kernel(row_loop.is_able, row_loop.fits, can_be_split=False),
     "row_step": Kernel(row_step.is_able, row_step.fits, can_be_split=False),
     "segment_draw": Kernel(segment_draw.is_able, segment_draw.fits, can_be_split=False),
@@ -210,6 +213,25 @@ def gated(carry: jax.Array, gates: jax.Array, bias: jax.Array, reset: jax.Array)
     if not is_chosen("gated_scan", *given):
         return gated_scan.plain(*given)
     return _tried("gated_scan", lambda: gated_scan.unroll(*given), lambda: gated_scan.plain(*given))
+
+
+def linear_recurrence(decay: jax.Array, increment: jax.Array, *, reverse: bool = True) -> jax.Array:
+    """Solve x_t = decay_t · x_{t+1} + increment_t along the first axis, with x_T = 0.
+
+    Args:
+        decay: `[T, ...]`.
+        increment: `[T, ...]`; the result has its dtype.
+        reverse: solve from the last row to the first; `False` solves x_t = decay_t · x_{t−1} + increment_t from
+            x_{−1} = 0.
+
+    >>> linear_recurrence(jnp.array([0.5, 0.5, 0.5]), jnp.array([1.0, 0.0, 8.0])).tolist()
+    [3.0, 4.0, 8.0]
+    """
+    check_same_shape(decay=decay, increment=increment)
+    given = decay.astype(increment.dtype), increment
+    if not is_chosen("recurrence", *given):
+        return recurrence.plain(*given, reverse)
+    return recurrence.in_strides(*given, reverse)
 
 
 class Linear(NamedTuple):

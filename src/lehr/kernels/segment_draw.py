@@ -1,9 +1,9 @@
 """A draw of segments by priority, without replacement, as one GPU kernel.
 
-In plain JAX, a draw (`lehr.maths.minibatches.prioritised`) is a sort, three cumulative sums and about ten small kernels, for a
-few thousand numbers: most of the time goes to launches. Here one program keeps all of them on chip. It does not sort to
-find the segments that are certain to be drawn, but takes those that would be drawn more than once, and repeats this
-with the others until none is left; usually there are none, or one repetition suffices.
+In plain JAX, a draw (`lehr.maths.minibatches.prioritised`) is a sort, three cumulative sums and about ten small
+kernels, for a few thousand numbers: most of the time goes to launches. Here one program keeps all of them on chip. It
+does not sort to find the segments that are certain to be drawn, but takes those that would be drawn more than once, and
+repeats this with the others until none is left; usually there are none, or one repetition suffices.
 """
 
 import functools

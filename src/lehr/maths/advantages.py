@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from lehr.maths.recurrence import linear_recurrence
+from lehr.kernels import linear_recurrence
 from lehr.types import Rollout, check_same_shape
 
 Number: TypeAlias = float | jax.Array

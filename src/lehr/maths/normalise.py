@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lehr.kernels import linear_recurrence
 from lehr.maths import across
-from lehr.maths.recurrence import linear_recurrence
 from lehr.types import PyTree, check_same_shape
 
 EPSILON = 1e-8

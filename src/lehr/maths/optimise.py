@@ -21,7 +21,7 @@ from lehr.errors import InputError, closest, shortened
 from lehr.maths import across
 from lehr.maths.laprop import laprop
 from lehr.maths.muon import muon
-from lehr.types import PyTree
+from lehr.types import Packed, PyTree
 
 _ELEMENTWISE = (
     "adabelief adadelta adagrad adam adamax adamw adan amsgrad laprop lion nadam nadamw radam rmsprop sgd yogi"
@@ -55,14 +55,6 @@ NO_COEFFICIENTS: Mapping[str, Any] = MappingProxyType({})
 
 BETAS = {"beta1": "b1", "beta2": "b2"}
 """Coefficients that are options of an optimiser, with optax's names."""
-
-
-class Packed(NamedTuple):
-    """Gradients that are already in the form that the optimiser works on."""
-
-    gradients: PyTree
-    norm: jax.Array | None = None
-    """Their norm, float32 `[]`, if it is known."""
 
 
 class Step(NamedTuple):

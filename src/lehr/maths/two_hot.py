@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lehr.kernels import linear_recurrence
 from lehr.maths import across
-from lehr.maths.recurrence import linear_recurrence
 from lehr.types import check_same_shape
 
 LIMIT = 20.0

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lehr.kernels import linear_recurrence
 from lehr.maths.losses import clipped_surrogate, clipped_value_loss, standardise, total_loss, value_loss
-from lehr.maths.recurrence import linear_recurrence
 from lehr.types import Key, Metrics, PyTree, check_same_shape
 
 
