@@ -11,7 +11,7 @@ from lehr.acting.agent import Agent, act, action_keys, observed
 from lehr.envs import AutoReset, Environment, HostEnvironment
 from lehr.envs.host.base import layout
 from lehr.masks import without_action
-from lehr.maths.losses import masked, validity, weighted_mean
+from lehr.maths import across
 from lehr.maths.normalise import RunningStatistics
 from lehr.types import Actor, Key, Metrics, PyTree, Rollout
 
@@ -252,13 +252,15 @@ def broken(env: AutoReset | HostEnvironment, rollout: Rollout) -> Metrics:
     found = {"environment/broken_rewards": count(rollout.reward), "environment/broken_obs": count(rollout.obs)}
     stuck = without_action(env.observation_space, env.action_space, rollout.obs)
     if stuck is not None:
-        found["environment/broken_masks"] = jnp.sum(masked(stuck, validity(rollout)), dtype=jnp.float32)
+        found["environment/broken_masks"] = jnp.sum(_counts(rollout.valid, stuck.shape) * stuck)
     return found
 
 
 def mean_reward(rollout: Rollout) -> jax.Array:
-    """Return the environment's mean reward per step, over the steps that count."""
-    return weighted_mean(rollout.reward, validity(rollout))
+    """Return the environment's mean reward per step, over the steps of all devices that count."""
+    counts = _counts(rollout.valid, rollout.reward.shape)
+    total, number = across.sum((jnp.sum(counts * rollout.reward), jnp.sum(counts)))
+    return total / jnp.maximum(number, 1.0)
 
 
 def waiting(over: jax.Array, done: jax.Array, num_agents: int) -> jax.Array:
@@ -309,9 +311,8 @@ def follow_episodes(
     >>> [float(part) for part in finished], rest.returns.tolist(), rest.lengths.tolist()
     ([1.0, 7.0, 4.0], [1.0], [1.0])
     """
-    counts, ended = jnp.ones(done.shape), done
-    if not isinstance(valid, tuple):
-        counts, ended = valid.astype(jnp.float32), done & valid
+    counts = _counts(valid, done.shape)
+    ended = done & (counts > 0)
     # Exclude non-finite rewards from the sum: a NaN would leak into the next episode, since 0 · NaN is NaN.
     rewards = jnp.where(jnp.isfinite(reward), reward * counts, 0.0)
     steps = jnp.arange(len(done))[:, None]
@@ -329,6 +330,11 @@ def follow_episodes(
     over = done[-1] & ~_everyone(done[-1:], num_agents)[0]
     finished = Finished(jnp.sum(ended, dtype=jnp.float32), finished_returns, finished_lengths)
     return RunningEpisodes(returns, lengths, over), finished
+
+
+def _counts(valid: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Return 1 for each step that counts, else 0, float32 `[T, N]`; all count if `valid` is `()`."""
+    return jnp.ones(shape) if isinstance(valid, tuple) else valid.astype(jnp.float32)
 
 
 def _where(condition: jax.Array, chosen: jax.Array, other: jax.Array) -> jax.Array:

@@ -66,7 +66,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
     learner, metrics = algorithm.learn(state.learner, rollout, coef, learn_key)
 
     # --- metrics, of all devices, and the controllers that react to them
-    metrics = across.mean(metrics | reward_metrics | {"rollout/reward": mean_reward(collected.rollout)})
+    metrics = across.mean(metrics | reward_metrics) | {"rollout/reward": mean_reward(collected.rollout)}
     metrics |= across.sum(collected.finished).metrics() | across.sum(broken(program.env, collected.rollout))
     metrics |= {f"coef/{name}": value for name, value in coef.items()}
     controllers = state.coefficients.update(state.controllers, metrics)
