@@ -35,7 +35,7 @@ from lehr.config import (
 )
 from lehr.config import fields as fields_module
 from lehr.errors import InputError
-from lehr.networks.actor_critic import NetworkConfig
+from lehr.networks import NetworkConfig
 from lehr.schedules import Coefficient, Controller, coefficient_schedule, constant, linear, plateau, schedule
 from lehr.training.plan import RunConfig, settings_classes
 

@@ -5,10 +5,11 @@ splits any nnx module into a static network and its parameters. Pass your own to
 `lehr.networks.custom`), or write a whole network with the methods of `ActorCriticLike`.
 """
 
-from lehr.networks.actor_critic import ActorCritic, ActorCriticNetwork, NetworkConfig, actor_critic
+from lehr.networks.actor_critic import ActorCritic, ActorCriticNetwork, actor_critic
 from lehr.networks.build import Network, Params, Stacked, build
 from lehr.networks.custom import TorsoMaker
 from lehr.networks.memory import GRU, LSTM, MinGRU
+from lehr.networks.network_config import NetworkConfig
 from lehr.networks.protocol import ActorCriticBuilder, ActorCriticLike
 from lehr.networks.torsos import CNN, MLP
 

@@ -160,3 +160,7 @@ def _gates(
         return jnp.concatenate([orthogonal(k, (shape[0], size), dtype) for k in jax.random.split(key, count)], -1)
 
     return nnx.Linear(in_features, count * size, kernel_init=kernel_init, use_bias=use_bias, dtype=dtype, rngs=rngs)
+
+
+MEMORIES: dict[str, type[LSTM] | type[GRU] | type[MinGRU]] = {"lstm": LSTM, "gru": GRU, "mingru": MinGRU}
+"""Recurrent layers by name."""
