@@ -5,7 +5,8 @@
 
 `train` is measured from the call, without imports; `shell` is `lehr train` with everything, Python's start too. Each is
 a process of its own. The first of each kind has no compiled programs to read, the others read those of the first: the
-best of two is told, or of more rounds with --repeat.
+best of two is told, or of more rounds with --repeat. The first row is what JAX alone needs, after its imports, until it
+has added two numbers on the device.
 """
 
 import argparse
@@ -32,6 +33,20 @@ lehr.train(
 )
 print(first[0] - begin, time.perf_counter() - begin)
 """
+
+JAX_ALONE = """
+import time
+import jax
+begin = time.perf_counter()
+jax.block_until_ready(jax.device_put(1.0) + 1.0)
+print(time.perf_counter() - begin)
+"""
+
+
+def of_jax() -> float:
+    """Return the seconds in which JAX starts the device and adds two numbers."""
+    command = [sys.executable, "-c", JAX_ALONE]
+    return min(float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(2))
 
 
 def of_call(folder: Path, name: str, cache: str, steps: int, settings: list[str]) -> tuple[float, float]:
@@ -86,6 +101,7 @@ def main() -> None:
         return
     print(f"jax {jax.__version__}, {arguments.steps} steps {' '.join(arguments.settings)}")
     print("| | first metrics | end |\n|---|---|---|")
+    print(f"| JAX alone | {of_jax():.1f} s | |")
     for name, all_seconds in found.items():
         first, end = (min(column) for column in zip(*all_seconds, strict=True))
         print(f"| {name} | {first:.1f} s | {end:.1f} s |")
