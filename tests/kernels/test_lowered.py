@@ -1,5 +1,7 @@
 """Which kernels JAX has lowered before."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,3 +132,18 @@ def test_a_kernel_is_compared_with_plain_jax_where_it_runs_also_while_something_
     else:
         with pytest.raises(ValueError, match="differ from plain JAX's by"):
             jax.jit(traced)(1.0)
+
+
+@pytest.mark.parametrize(
+    ("names", "lowest"),
+    [
+        (["9.0"], (9, 0)),
+        (["10.0", "8.6"], (8, 6)),
+        (["gfx942:sramecc+:xnack-"], ()),
+        ([None], ()),
+    ],
+)
+def test_the_capability_is_the_lowest_of_all_gpus(monkeypatch, names, lowest):
+    devices = [SimpleNamespace(compute_capability=name) for name in names]
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert lowered.capability.__wrapped__() == lowest

@@ -9,8 +9,8 @@ import pytest
 
 from lehr import kernels
 from lehr.algorithms import ppo, trpo
+from lehr.kernels import lowered, mlp_blocks
 from lehr.kernels import mlp as fused
-from lehr.kernels import mlp_blocks
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.networks.torsos import ACTIVATIONS
 from lehr.spaces import Box, Discrete
@@ -390,13 +390,9 @@ def test_few_rows_of_many_members_are_enough_for_the_kernels(monkeypatch):
     assert not fused.fits(*given)
 
 
-@pytest.mark.parametrize(("capability", "is_half"), [("7.5", False), ("8.0", True), ("10.0", True), (None, True)])
+@pytest.mark.parametrize(("capability", "is_half"), [((7, 5), False), ((8, 0), True), ((10, 0), True), ((), True)])
 def test_operands_are_float16_where_the_gpu_has_the_instructions(monkeypatch, capability, is_half):
-    class Device:
-        compute_capability = capability
-
-    monkeypatch.setattr(fused.jax, "local_devices", lambda: [Device()])
-    monkeypatch.setattr(fused, "_is_recent", fused._is_recent.__wrapped__)
+    monkeypatch.setattr(lowered, "capability", lambda: capability)
     hidden = [(jnp.zeros((1, 4, 8)), jnp.zeros((1, 8)))]
     assert fused.plan_of(jnp.zeros((8, 4)), hidden, {0: (jnp.zeros((8, 2)), jnp.zeros(2))}, "tanh").is_half == is_half
 

@@ -186,11 +186,3 @@ def test_a_product_of_small_floats_that_is_summed_in_float32_is_refused():
 
     with pytest.raises(Unsupported, match="float32"):
         row_step.stepper(step, STATE, ACTION)
-
-
-def test_a_gpu_of_another_maker_has_no_generation(monkeypatch):
-    class Device:
-        compute_capability = "gfx942:sramecc+:xnack-"
-
-    monkeypatch.setattr(row_step.jax, "local_devices", lambda: [Device()])
-    assert row_step._capability.__wrapped__() == 0

@@ -9,7 +9,7 @@ import pytest
 
 from lehr import kernels
 from lehr.algorithms import trpo
-from lehr.kernels import mlp, wide_mlp, wide_mlp_programs
+from lehr.kernels import lowered, mlp, wide_mlp, wide_mlp_programs
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.networks.torsos import ACTIVATIONS
 from lehr.spaces import Box, Discrete
@@ -269,9 +269,9 @@ def test_an_actor_critic_in_bfloat16_uses_the_kernels_if_they_are_chosen_for_it(
     assert_close(found, jax.jit(network.value)(params, carry, obs), 0.03)
 
 
-@pytest.mark.parametrize(("capability", "is_able"), [("9.0", True), ("8.6", False), ("", False)])
+@pytest.mark.parametrize(("capability", "is_able"), [((9, 0), True), ((8, 6), False), ((), False)])
 def test_only_processors_with_enough_shared_memory_use_the_kernels(monkeypatch, capability, is_able):
     monkeypatch.setattr(mlp, "INTERPRET", False)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(wide_mlp, "_compute_capability", lambda: capability)
+    monkeypatch.setattr(lowered, "capability", lambda: capability)
     assert wide_mlp.is_able() == is_able

@@ -79,16 +79,16 @@ def _operation(steps: int, rows: int, size: int) -> Callable[..., jax.Array]:
 
     @jax.custom_vjp
     def apply(carry: jax.Array, gates: jax.Array, bias: jax.Array, reset: jax.Array) -> jax.Array:
-        return _on_platform(functools.partial(_forward, steps, rows, size), plain, carry, gates, bias, reset)
+        kernel = functools.partial(_forward, steps, rows, size)
+        return lowered.on_platform(INTERPRET, kernel, plain, carry, gates, bias, reset)
 
     def apply_forward(*given: jax.Array) -> tuple[jax.Array, Any]:
         states = apply(*given)
         return states, (*given, states)
 
     def apply_backward(kept: Any, gradient: jax.Array) -> tuple[Any, ...]:
-        d_carry, d_gates = _on_platform(
-            functools.partial(_backward, steps, rows, size), _plain_backward, *kept, gradient
-        )
+        kernel = functools.partial(_backward, steps, rows, size)
+        d_carry, d_gates = lowered.on_platform(INTERPRET, kernel, _plain_backward, *kept, gradient)
         return d_carry, d_gates, jnp.sum(d_gates, axis=(0, 1)), None
 
     apply.defvjp(apply_forward, apply_backward)
@@ -98,12 +98,6 @@ def _operation(steps: int, rows: int, size: int) -> Callable[..., jax.Array]:
 def _plain_backward(carry: Any, gates: Any, bias: Any, reset: Any, states: Any, gradient: Any) -> tuple[Any, Any]:
     _, pull = jax.vjp(lambda carry, gates: plain(carry, gates, bias, reset), carry, gates)
     return pull(gradient)
-
-
-def _on_platform(kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: jax.Array) -> Any:
-    if INTERPRET:
-        return kernel(*arguments)
-    return lax.platform_dependent(*arguments, cuda=kernel, default=plain)
 
 
 def _forward(

@@ -95,6 +95,20 @@ def _name(description: str) -> str:
     return hashlib.sha256(f"{_source()} {settings()} {lasting}".encode()).hexdigest()[:32]
 
 
+@functools.cache
+def capability() -> tuple[int, ...]:
+    """The lowest compute capability of this process's GPUs, such as (9, 0) for Hopper; () without one of NVIDIA's."""
+    names = [str(getattr(device, "compute_capability", "")) for device in jax.local_devices()]
+    return min((tuple(map(int, name.split("."))) for name in names if re.fullmatch(r"\d+\.\d+", name)), default=())
+
+
+def on_platform(interpret: bool, kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: PyTree) -> Any:
+    """Call a kernel in a program for CUDA, or in the interpreter, and plain JAX elsewhere."""
+    if interpret:
+        return kernel(*arguments)
+    return jax.lax.platform_dependent(*arguments, cuda=kernel, default=plain)
+
+
 def settings() -> str:
     """JAX's options and the device on which it depends whether a kernel is lowered and compiled, and how precise it is.
 

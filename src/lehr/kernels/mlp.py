@@ -114,7 +114,7 @@ def plan_of(
         widths=tuple(bias.shape[-1] for _, bias in heads.values()),
         activation=activation,
         precision=precision,
-        is_half=HALF and activation == "tanh" and _is_default(precision) and _is_recent(),
+        is_half=HALF and activation == "tanh" and _is_default(precision) and _has_float16(),
         block_rows=BLOCK_ROWS,
         num_warps=NUM_WARPS,
         backward_block_rows=BACKWARD_BLOCK_ROWS,
@@ -144,11 +144,9 @@ def _is_default(precision: lax.PrecisionLike) -> bool:
     return precision in (None, lax.Precision.DEFAULT) and config.jax_default_matmul_precision in allowed
 
 
-@functools.cache
-def _is_recent() -> bool:
+def _has_float16() -> bool:
     """Whether the GPU has all instructions of the float16 programs: `min.NaN` came with compute capability 8.0."""
-    names = [str(getattr(device, "compute_capability", "")).split(".")[0] for device in jax.local_devices()]
-    return all(int(name) >= 8 for name in names if name.isdecimal())
+    return not lowered.capability() or lowered.capability() >= (8, 0)
 
 
 def is_able() -> bool:
@@ -264,9 +262,7 @@ def of_all(plan: NetworksPlan, layers: Layers, held: int) -> tuple[Layers, Layer
 def on_platform(plan: NetworksPlan, kernel: Callable[..., Any], plain: Callable[..., Any], *arguments: Any) -> Any:
     """Call a kernel in a program for CUDA, or in the interpreter, and plain JAX elsewhere; both with the plan first."""
     kernel, plain = functools.partial(kernel, plan), functools.partial(plain, plan)
-    if plan.interpret:
-        return kernel(*arguments)
-    return lax.platform_dependent(*arguments, cuda=kernel, default=plain)
+    return lowered.on_platform(plan.interpret, kernel, plain, *arguments)
 
 
 def _plain(plan: Plan, x: jax.Array, hidden: Layers, heads: Layers) -> jax.Array:

@@ -32,6 +32,8 @@ from lehr.kernels.mlp_programs import pl
 from lehr.kernels.row_program import Unsupported
 from lehr.types import PyTree
 
+HOPPER = (9, 0)
+"""The compute capability from which on GPUs have what the kernel needs."""
 BLOCK = 128
 """Rows per program, one for each thread of a warpgroup."""
 LEAST_ROWS = 512
@@ -48,7 +50,7 @@ DTYPES = frozenset(map(jnp.dtype, ["float32", "int32", "uint32", "bool", "int8",
 
 def is_able() -> bool:
     """Whether JAX has Pallas's Mosaic GPU backend, and a GPU that it supports."""
-    return INTERPRET or (jax.default_backend() == "gpu" and _capability() >= 9 and _mosaic() is not None)
+    return INTERPRET or (jax.default_backend() == "gpu" and lowered.capability() >= HOPPER and _mosaic() is not None)
 
 
 @functools.cache
@@ -58,13 +60,6 @@ def _mosaic() -> Any:
         return importlib.import_module("jax.experimental.pallas.mosaic_gpu")
     except ImportError:  # an older JAX, or one without this backend
         return None
-
-
-@functools.cache
-def _capability() -> int:
-    """The generation of the GPU; 9 is Hopper, and 0 is one of another maker, whose names are no numbers."""
-    name = str(getattr(jax.local_devices()[0], "compute_capability", "0")).split(".")[0]
-    return int(name) if name.isdecimal() else 0
 
 
 def fits(kept: PyTree, action: PyTree) -> bool:

@@ -59,10 +59,9 @@ def draw_segments(
     """
     arrays = *draw, priorities, jnp.stack([jnp.asarray(x, jnp.float32) for x in exponents])
     kernel = functools.partial(_drawn, size, floor)
-    if INTERPRET:
-        return kernel(*arrays)
-    lowered.check(f"segment_draw {size, floor}", kernel, *arrays)
-    return lax.platform_dependent(*arrays, cuda=kernel, default=lambda *_: plain())
+    if not INTERPRET:
+        lowered.check(f"segment_draw {size, floor}", kernel, *arrays)
+    return lowered.on_platform(INTERPRET, kernel, lambda *_: plain(), *arrays)
 
 
 def _drawn(

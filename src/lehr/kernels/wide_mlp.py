@@ -28,7 +28,7 @@ from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import ACTIVATIONS, Layer, Layers, triton
 from lehr.kernels.wide_mlp_programs import Plan, backward, forward
 
-CAPABILITIES = ("9.0",)
+CAPABILITIES = ((9, 0),)
 """Compute capabilities with the shared memory that the kernels take, and on which they were measured: Hopper."""
 TRIED_BLOCKS = 16
 """Blocks of rows with which the kernels are tried."""
@@ -87,13 +87,7 @@ def plan_of(
 def is_able() -> bool:
     """Whether JAX has what the kernels use of Pallas's Triton backend, and a GPU."""
     has = all(hasattr(triton, name) for name in ("debug_barrier", "elementwise_inline_asm"))
-    return mlp.is_able() and has and (mlp.INTERPRET or _compute_capability() in CAPABILITIES)
-
-
-@functools.cache
-def _compute_capability() -> str:
-    """That of the GPU, such as 9.0; "" without one."""
-    return next((str(getattr(device, "compute_capability", "")) for device in jax.local_devices()), "")
+    return mlp.is_able() and has and (mlp.INTERPRET or lowered.capability() in CAPABILITIES)
 
 
 def fits(
