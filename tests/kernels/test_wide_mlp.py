@@ -269,6 +269,15 @@ def test_an_actor_critic_in_bfloat16_uses_the_kernels_if_they_are_chosen_for_it(
     assert_close(found, jax.jit(network.value)(params, carry, obs), 0.03)
 
 
+@pytest.mark.parametrize(("first", "widths"), [(0, (2, 1)), (1, (1,)), (0, (3, 5))])
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+def test_what_is_compared_with_plain_jax_before_the_first_use_agrees(first, widths, activation):
+    layers, heads = make(5, (128, 128), widths, first)
+    plan = wide_mlp.plan_of(jnp.zeros((128, 5)), layers, heads, activation)
+    both, in_plain_jax, arguments = wide_mlp._trial(plan)
+    lowered._compare(both(*arguments), in_plain_jax(*arguments))
+
+
 @pytest.mark.parametrize(("capability", "is_able"), [((9, 0), True), ((8, 6), False), ((), False)])
 def test_only_processors_with_enough_shared_memory_use_the_kernels(monkeypatch, capability, is_able):
     monkeypatch.setattr(mlp, "INTERPRET", False)
