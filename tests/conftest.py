@@ -17,11 +17,15 @@ from jax._src.lru_cache import LRUCache
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Compiling takes most of the time of all tests: without optimisation of machine code it takes a third as long, and with
-# XLA's older way of writing it, half of that. JAX 0.11 and newer do not have the latter, and would not start.
+# XLA's older way of writing it, half of that. Cutting a program into parts, to compile them on all cores, costs a fifth,
+# and the other workers need these cores. JAX 0.11 and newer do not have all of these flags, and would not start.
+GIVEN = os.environ.get("XLA_FLAGS", "")
 FLAGS = {"--xla_backend_optimization_level": "0"}
 if metadata.version("jaxlib").startswith("0.10."):
     FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
-GIVEN = os.environ.get("XLA_FLAGS", "")
+    FLAGS["--xla_cpu_parallel_codegen_split_count"] = "1"
+    if "--xla_backend_optimization_level" not in GIVEN:
+        FLAGS["--xla_cpu_opt_preset"] = "CPU_OPT_PRESET_FAST_COMPILE"
 os.environ["XLA_FLAGS"] = " ".join(
     [GIVEN, *(f"{flag}={value}" for flag, value in FLAGS.items() if flag not in GIVEN)]
 ).strip()
@@ -58,6 +62,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("lehr")
+
+
+def pytest_collection_finish():
+    """Let the garbage collector leave alone what was imported, which it would visit again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2_000)
 
 
 MOST_MAPS = 25_000
