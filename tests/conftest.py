@@ -30,6 +30,11 @@ os.environ["XLA_FLAGS"] = " ".join(
     [GIVEN, *(f"{flag}={value}" for flag, value in FLAGS.items() if flag not in GIVEN)]
 ).strip()
 
+# Threads of linear algebra wait for each other in busy loops, which cost most where each core has a worker already.
+# Workers, and processes that tests start, read this when they start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Programs that are compiled here are neither taken from the user's cache nor left in it. All workers, and all processes
 # that tests start, share one cache, which the first of them makes and removes.
 if "PYTEST_XDIST_WORKER" not in os.environ:
