@@ -9,7 +9,7 @@ or segments drawn by priority. See docs/ppo.md for the details.
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from lehr import kernels
 from lehr.algorithms.base import ActorCriticAlgorithm
 from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings
-from lehr.config import Coef, check_counts
+from lehr.config import Coef, CountOrAuto, check_counts
 from lehr.errors import InputError, closest
 from lehr.maths import accumulate, across, sequences
 from lehr.maths.advantages import advantages_of, corrected_gae_of
@@ -38,6 +38,7 @@ from lehr.maths.losses import (
 )
 from lehr.maths.minibatches import Minibatch, MinibatchSource, priorities
 from lehr.schedules.coefficient import Coefficient
+from lehr.spaces import Spaces
 from lehr.types import NOTHING, Key, Learner, MetricRow, Metrics, PyTree, Rollout
 
 Minibatching = Literal["auto", "flat", "segments", "prioritised"]
@@ -56,10 +57,12 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
     minibatching: Minibatching = "auto"
     """Minibatches of shuffled single steps (flat), of shuffled whole segments, or of segments drawn by priority; auto
     chooses segments for recurrent networks, windows and vtrace, and flat otherwise."""
-    window: int | None = None
-    """Length of the windows that segments are cut into, in steps; none keeps segments whole."""
-    burn_in: int = 0
-    """Steps before each window that refresh its recurrent state, without a loss."""
+    window: CountOrAuto | None = None
+    """Length of the windows that segments are cut into, in steps; none keeps segments whole, and auto takes the largest
+    divisor of horizon from 8 to 32, or none with vtrace."""
+    burn_in: CountOrAuto = 0
+    """Steps before each window that refresh its recurrent state, without a loss; auto takes a quarter of the window, or
+    0 if segments are whole."""
     replacement: bool = False
     """Sample prioritised segments with replacement."""
     accumulate: int = 1
@@ -114,17 +117,40 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
             raise InputError(
                 "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
             )
-        sequences.check(self.horizon, self.window, self.burn_in)
-        if self.window is not None and self.advantage == "vtrace":
+        window, burn_in = self._windows
+        sequences.check(self.horizon, window, burn_in)
+        if window is not None and self.advantage == "vtrace":
             raise InputError(
-                f"window is {self.window}, but advantage is 'vtrace', which needs whole segments; set advantage to "
+                f"window is {window}, but advantage is 'vtrace', which needs whole segments; set advantage to "
                 "gae, or window to none."
             )
-        if self.window is not None and self.minibatching == "flat":
+        if window is not None and self.minibatching == "flat":
             raise InputError(
-                f"window is {self.window}, but minibatching is 'flat', which shuffles single steps; set minibatching "
+                f"window is {window}, but minibatching is 'flat', which shuffles single steps; set minibatching "
                 "to auto, segments or prioritised, or window to none."
             )
+
+    def for_spaces(self, spaces: Spaces) -> Self:
+        """Return the settings with what `auto` means for these spaces and for the length of segments."""
+        return super().for_spaces(spaces).with_windows()
+
+    def with_windows(self) -> Self:
+        """Return the settings with what `auto` means for `window` and `burn_in`."""
+        window, burn_in = self._windows
+        return self if "auto" not in (self.window, self.burn_in) else replace(self, window=window, burn_in=burn_in)
+
+    @property
+    def _windows(self) -> tuple[int | None, int]:
+        """The length of windows, `None` for whole segments, and of their burn-in."""
+        if self.window != "auto":
+            window = self.window
+        elif self.advantage == "vtrace" or self.minibatching == "flat":
+            window = None
+        else:
+            window = sequences.auto_window(self.horizon, self.num_envs, self.minibatches * self.accumulate)
+        if self.burn_in != "auto":
+            return window, self.burn_in
+        return window, 0 if window is None or window == self.horizon else window // 4
 
     @property
     def unused(self) -> frozenset[str]:
@@ -159,6 +185,7 @@ class Algorithm(ActorCriticAlgorithm):
     Config: ClassVar[type] = Config
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "config", self.config.with_windows())
         whole = self.network.is_recurrent or self.config.advantage == "vtrace" or self.config.window is not None
         if self.config.minibatching == "auto":
             chosen: Literal["flat", "segments"] = "segments" if whole else "flat"

@@ -5,13 +5,14 @@ import dataclasses
 import inspect
 import itertools
 import math
+import operator
 import os
 import re
 import textwrap
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -33,6 +34,9 @@ Plugin = Annotated[Any, _PLUGIN]
 
 CountOrAll: TypeAlias = int | Literal["all"]
 """The type of a number that may also be all there are."""
+
+CountOrAuto: TypeAlias = int | Literal["auto"]
+"""The type of a number that `auto` derives from other settings."""
 
 AutoBool: TypeAlias = bool | Literal["auto"]
 """The type of a switch that `auto` sets by the environment's spaces."""
@@ -63,7 +67,7 @@ class FieldDescription(NamedTuple):
     """The docstring under the field."""
     type: Any
     """`bool`, `AutoBool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `CountOrAll`,
-    `Plugin` or `Coef`."""
+    `CountOrAuto`, `Plugin` or `Coef`."""
     optional: bool
     """Whether it may be `None`."""
     coefficient: Coefficient | None = None
@@ -208,12 +212,13 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     """Return the type without `None`, and whether it allowed `None`."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint, False
-    members = [member for member in get_args(hint) if member is not type(None)]
-    return (members[0] if len(members) == 1 else hint), len(members) < len(get_args(hint))
+    members = tuple(member for member in get_args(hint) if member is not type(None))
+    return reduce(operator.or_, members), len(members) < len(get_args(hint))
 
 
 _TYPE_TEXTS = {
     CountOrAll: "a whole number, or all",
+    CountOrAuto: "a whole number, or auto",
     Plugin: "a name, 'module:Name', or an object",
     tuple[Plugin, ...]: "names, 'module:Name', or objects",
     Coef: "a number or a schedule such as '0.03 -> 0.001 cosine'",
@@ -235,8 +240,8 @@ def _type_text(kind: Any, where: str) -> str:
     if kind not in _TYPE_TEXTS:
         raise TypeError(
             f"{where} is annotated with {kind}; a config accepts Coef, Plugin, bool, int, float, str, AutoBool, "
-            "CountOrAll, tuple[int, ...], tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, and any of "
-            "these or None."
+            "CountOrAll, CountOrAuto, tuple[int, ...], tuple[float, ...], tuple[str, ...], dict[str, Any], Literal, "
+            "and any of these or None."
         )
     return _TYPE_TEXTS[kind]
 
@@ -343,10 +348,6 @@ def _truth(given: Any) -> bool:
     return given
 
 
-def _truth_or_auto(given: Any) -> AutoBool:
-    return "auto" if isinstance(given, str) and given.strip().lower() == "auto" else _truth(given)
-
-
 def _number(given: Any) -> float:
     if isinstance(given, str):
         return parse_number(given)
@@ -369,8 +370,9 @@ def _whole_number(given: Any) -> int:
     return whole
 
 
-def _count_or_all(given: Any) -> int | str:
-    return "all" if given == "all" else _whole_number(given)
+def _or_word(word: str, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a converter that keeps this word, and reads all else."""
+    return lambda given: word if isinstance(given, str) and given.strip().lower() == word else read(given)
 
 
 def _text(given: Any) -> str:
@@ -387,10 +389,11 @@ def _plugin(given: Any) -> Any:
 
 _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     bool: _truth,
-    AutoBool: _truth_or_auto,
+    AutoBool: _or_word("auto", _truth),
     int: _whole_number,
     float: _number,
     str: _text,
     Plugin: _plugin,
-    CountOrAll: _count_or_all,
+    CountOrAll: _or_word("all", _whole_number),
+    CountOrAuto: _or_word("auto", _whole_number),
 }

@@ -8,7 +8,17 @@ from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from lehr.config.build import advice, presets_of
-from lehr.config.fields import MISSING, AutoBool, Coef, CountOrAll, FieldDescription, Plugin, describe, fields_of
+from lehr.config.fields import (
+    MISSING,
+    AutoBool,
+    Coef,
+    CountOrAll,
+    CountOrAuto,
+    FieldDescription,
+    Plugin,
+    describe,
+    fields_of,
+)
 from lehr.config.spelling import suggestion
 from lehr.errors import InputError, quoted, shortened
 from lehr.schedules.keys import ENDINGS
@@ -20,6 +30,7 @@ _classes: WeakKeyDictionary[argparse.ArgumentParser, tuple[type, ...]] = WeakKey
 _METAVARS = {
     Coef: "SCHEDULE",
     CountOrAll: "N|all",
+    CountOrAuto: "N|auto",
     Plugin: "NAME",
     int: "INTEGER",
     float: "NUMBER",

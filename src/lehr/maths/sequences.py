@@ -21,6 +21,9 @@ from lehr.types import PyTree
 Unroll = Callable[[PyTree, PyTree, jax.Array], tuple[PyTree, Any, Any]]
 """A network's `unroll`: from a carry `[N, ...]`, observations and resets `[T, N, ...]` to the last carry and more."""
 
+LEAST_AUTO, MOST_AUTO = 8, 32
+"""The shortest and the longest windows that `auto` cuts segments into."""
+
 
 class BurnIn(NamedTuple):
     """The inputs from which the initial memory of windows is computed, once the parameters are known."""
@@ -55,6 +58,27 @@ def check(horizon: int, window: int | None, burn_in: int) -> None:
         )
     if window is not None and burn_in > window:
         raise InputError(f"burn_in is {burn_in}, which is longer than window={window}; it must be at most {window}.")
+
+
+def auto_window(horizon: int, segments: int, minibatches: int) -> int | None:
+    """Return the largest divisor of `horizon` from 8 to 32; `None` if that is `horizon` itself, or if there is none.
+
+    Divisors whose windows give minibatches of equal size come first.
+
+    Args:
+        horizon: length of a segment.
+        segments: number of segments in a rollout.
+        minibatches: number of parts that the windows of all segments are split into.
+
+    >>> [auto_window(horizon, segments=8, minibatches=8) for horizon in (256, 100, 32, 37)]
+    [32, 25, None, None]
+    >>> auto_window(256, segments=1, minibatches=16)
+    16
+    """
+    divisors = [length for length in range(min(horizon, MOST_AUTO), LEAST_AUTO - 1, -1) if horizon % length == 0]
+    equal = [length for length in divisors if horizon // length * segments % minibatches == 0]
+    chosen = (equal or divisors or [horizon])[0]
+    return None if chosen == horizon else chosen
 
 
 def cut(tree: PyTree, window: int) -> PyTree:

@@ -256,8 +256,11 @@ def _settings(
     saved = config.merge([RunConfig], {}, found.values)
     algorithm = _algorithm(directory, str(saved.pop("algorithm")), named, trust)
     saved.setdefault("noise_steps", 1)  # runs of a version without it
-    if "action_mask" not in saved and hasattr(algorithms.find(algorithm, saved).NetworkConfig, "action_mask"):
+    own = algorithms.find(algorithm, saved)
+    if "action_mask" not in saved and hasattr(own.NetworkConfig, "action_mask"):
         saved["action_mask"] = False  # a run of a version to which the mask was an entry like any other
+    if "window" not in saved and hasattr(own.Config, "window"):
+        saved |= {"window": None, "burn_in": 0}  # a run of a version whose segments were whole
     found.check(_changed(algorithm, {}, dict(given)) if found.differences and given else ())
     return algorithm, saved
 
