@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from lehr import zoo
 from lehr.sweeps.directory import Member, SweepDirectory
 from lehr.sweeps.gathering import scores
 from lehr.sweeps.running import Waves, WaveTrainer
@@ -35,6 +36,7 @@ class Task(NamedTuple):
     settings: dict[str, Any]
 
 
+MEMORY = zoo.find("recurrent_ppo", "CartPole-Hidden-v1")
 SMALL = {"num_envs": 8, "horizon": 64, "minibatches": 4, "epochs": 4}
 PLAIN: dict[str, Any] = {"normalise_observations": False, "normalise_rewards": False}
 PHYSICS: dict[str, Any] = {"num_envs": 16, "horizon": 64, "minibatches": 8, "epochs": 4, "normalise_observations": True}
@@ -55,7 +57,7 @@ TASKS = {
     "chain": Task("ppo", {"env": "DeepChain-v0", "total_steps": 100_000, **SMALL}),
     "hidden-cartpole": Task(
         "recurrent_ppo",
-        {"env": "CartPole-Hidden-v1", "total_steps": 100_000, "num_envs": 8, "horizon": 64, "epochs": 4},
+        {**MEMORY.learning, **PLAIN, "env": MEMORY.env, "total_steps": 100_000, "horizon": 64, "epochs": 4},
     ),
     "breakout": Task(
         "ppo", {"env": "gymnax:Breakout-MinAtar", "total_steps": 300_000, **SMALL, "num_envs": 16, "torso": "mlp"}

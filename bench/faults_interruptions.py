@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "ppo",
         {**SPLIT, "learning_rate": "adaptive_kl(1e-3)", "entropy_coef": "auto(target_entropy=0.5, rate=0.1)"},
     ),
-    "recurrent_ppo": ("recurrent_ppo", {"env": "CartPole-Hidden-v1", "recurrent_size": 8, "epochs": 2}),
+    "recurrent_ppo": ("recurrent_ppo", {**SPLIT, "env": "CartPole-Hidden-v1", "recurrent_size": 8}),
     "trpo": ("trpo", {"value_minibatches": 2}),
     "ppo, host": ("ppo", {**SPLIT, "env": WALK, "normalise_rewards": True}),
     "ppo, host, overlap": ("ppo", {**SPLIT, "env": WALK, "overlap": True}),

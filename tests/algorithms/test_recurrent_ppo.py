@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr import algorithms, config
+from lehr import algorithms, config, zoo
 from lehr.algorithms import ppo, recurrent_ppo
 from lehr.cli import main
 from lehr.errors import InputError
 from lehr.maths import sequences
 from lehr.maths.losses import value_loss
 from lehr.networks import NetworkConfig
+from lehr.spaces import Box, Discrete, Spaces
 from lehr.training.plan import make_plan, settings_classes
 from tests.algorithms.rollouts import (
     SEGMENTS,
@@ -34,6 +35,7 @@ from tests.algorithms.test_ppo import COEF, numpy_losses
 from tests.small import SMALL
 
 MEMORIES = ["lstm", "gru", "mingru"]
+SPACES = Spaces(Box(-1, 1, (3,)), Discrete(2))
 PLAIN = {"horizon": STEPS, "epochs": 1, "minibatches": 1, "optimiser": "sgd", "max_grad_norm": None}
 
 
@@ -240,23 +242,117 @@ def test_without_a_memory_there_is_nothing_to_burn_in():
         algorithm_of("mlp", ppo, window=3, burn_in=2)
 
 
+# What `auto` means ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "window", "burn_in"),
+    [
+        ({}, 32, 8),
+        ({"horizon": 128}, 32, 8),
+        ({"horizon": 100}, 25, 6),
+        ({"horizon": 296}, 8, 2),
+        ({"horizon": 32}, None, 0),  # a window would be the whole segment
+        ({"horizon": 5}, None, 0),
+        ({"horizon": 74}, None, 0),  # its divisors are 2 and 37
+        ({"num_envs": 1, "minibatches": 16}, 16, 4),  # windows of 32 would be too few for them
+        ({"num_envs": 1, "minibatches": 4, "accumulate": 4}, 16, 4),
+        ({"minibatching": "prioritised"}, 32, 8),
+        ({"advantage": "vtrace"}, None, 0),
+        ({"preset": "puffer", "horizon": 256, "window": "auto", "burn_in": "auto"}, None, 0),
+        ({"window": "AUTO", "burn_in": 16}, 32, 16),
+        ({"window": 64}, 64, 16),
+        ({"window": 256}, 256, 0),
+        ({"window": 3, "horizon": 9, "burn_in": 0}, 3, 0),
+        ({"window": "none"}, None, 0),
+        ({"window": None, "burn_in": "auto"}, None, 0),
+    ],
+)
+def test_auto_takes_the_largest_windows_that_fit(settings, window, burn_in):
+    asked, _ = config.build(algorithms.settings_of("recurrent_ppo"), settings)
+    chosen = asked.for_spaces(SPACES)
+    assert (chosen.window, chosen.burn_in) == (window, burn_in)
+    assert asked.with_windows().window == window  # also without spaces
+    assert chosen.for_spaces(SPACES) == chosen
+
+
+@pytest.mark.parametrize("segments", [1, 4, 7])
+def test_automatic_windows_divide_any_segment_and_fill_the_minibatches_if_they_can(segments):
+    for horizon in range(1, 300):
+        window = sequences.auto_window(horizon, segments, minibatches=8)
+        divisors = [length for length in range(8, 33) if horizon % length == 0]
+        filling = [length for length in divisors if segments * horizon // length % 8 == 0]
+        assert window in (divisors or [None]) or (window is None and horizon in divisors)
+        if filling:
+            assert window == (None if max(filling) == horizon else max(filling))
+
+
+def test_a_run_states_its_windows():
+    def windows(**settings):
+        mapping = make_plan("recurrent_ppo", {**SMALL, "num_envs": 1, "horizon": 64, **settings}).mapping
+        return mapping["window"], mapping["burn_in"]
+
+    assert windows() == (32, 8)
+    assert windows(window="none") == (None, 0)
+    assert windows(window=16) == (16, 4)
+
+
+def test_an_algorithm_cuts_the_windows_that_its_settings_leave_open():
+    algorithm = algorithm_of(horizon=64, window="auto", burn_in="auto")
+    assert (algorithm.config.window, algorithm.config.burn_in) == (32, 8)
+    assert algorithm_of(module=ppo, horizon=64).config.window is None  # PPO's segments are whole
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"horizon": 32, "burn_in": 4}, "burn_in is 4, but a window is a whole segment and has no preceding steps"),
+        ({"horizon": 64, "burn_in": 33}, "burn_in is 33, which is longer than window=32; it must be at most 32"),
+        ({"window": 32, "horizon": 48}, "window is 32, which does not divide horizon=48; choose a divisor of 48"),
+        ({"window": 32, "preset": "puffer"}, "window is 32, but advantage is 'vtrace', which needs whole segments"),
+        ({"window": "all"}, "window is 'all'; give a whole number, or auto, or none"),
+        ({"burn_in": "none"}, "burn_in is 'none'; give a whole number, or auto"),
+    ],
+)
+def test_what_is_given_beside_auto_is_checked(settings, message):
+    with pytest.raises(InputError, match=message):
+        config.build(algorithms.settings_of("recurrent_ppo"), settings)
+
+
 # Its own defaults ----------------------------------------------------------------------------------------------------
 
 
 def test_it_is_ppo_with_other_defaults():
     own, network = config.build(algorithms.settings_of("recurrent_ppo"), {})
     assert (own, network) == (recurrent_ppo.Config(), recurrent_ppo.NetworkConfig())
-    assert {field.name: field._replace(default=None) for field in config.describe(type(own))} == {
-        field.name: field._replace(default=None) for field in config.describe(ppo.Config)
-    }
-    assert NetworkConfig(**config.to_mapping(network)) == NetworkConfig(torso="mingru", recurrent_size=64)
+    described = {field.name: field._replace(default=None) for field in config.describe(type(own))}
+    expected = {field.name: field._replace(default=None) for field in config.describe(ppo.Config)}
+    assert described.pop("discount").optional  # it depends on the actions
+    assert not expected.pop("discount").optional
+    assert described == expected
+    built = NetworkConfig(**config.to_mapping(network))
+    assert built == NetworkConfig(torso="mingru", recurrent_size=64, initial_log_std=None)
     assert algorithms.settings_of("ppo") == [ppo.Config, NetworkConfig]
-    assert config.with_preset(recurrent_ppo.Config, "puffer").advantage == "vtrace"
 
 
-def test_its_defaults_are_those_of_the_zoo():
+def test_presets_are_what_they_were_with_short_whole_segments():
+    expected = {"classic": ((4, 128), (0.98, 0.8, 0.0, 1.0)), "puffer": ((8, 32), (0.995, 0.9, 0.001, 2.0))}
+    for preset, (sizes, coefficients) in expected.items():
+        own, network = config.build(algorithms.settings_of("recurrent_ppo"), {"preset": preset})
+        assert (own.num_envs, own.horizon, own.window, own.burn_in, own.clip_range) == (*sizes, None, 0, "0.2 -> 0.001")
+        assert (own.discount, own.gae_lambda, own.entropy_coef, own.value_coef) == coefficients
+        assert network.initial_log_std == 0.0
+
+
+def test_entries_of_the_zoo_leave_no_windows_open():
+    assert all({"window", "burn_in"} <= set(entry.settings) for entry in zoo.entries("recurrent_ppo"))
+
+
+def test_without_velocities_the_settings_are_rl_zoos():
     """RL Zoo's hyperparameters of RecurrentPPO for CartPole without velocities, and SB3's own vf_coef of 0.5."""
-    own = recurrent_ppo.Config()
+    hidden = zoo.find("recurrent_ppo", "CartPole-Hidden-v1").learning
+    own, _ = config.build(algorithms.settings_of("recurrent_ppo"), hidden)
+    assert (own.window, own.burn_in) == (None, 0)
     assert (own.num_envs, own.horizon, own.epochs, own.minibatches) == (8, 32, 20, 8 * 32 // 256)
     assert (own.normalise_observations, own.normalise_rewards) == (True, True)  # normalize: True is both
     assert (own.discount, own.gae_lambda, own.entropy_coef, own.max_grad_norm) == (0.98, 0.8, 0.0, 0.5)

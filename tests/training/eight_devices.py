@@ -35,7 +35,7 @@ QUIET = {"tensorboard": False, "evaluate_episodes": 0}
 STEPS = {"horizon": 8, "epochs": 2, "minibatches": 2}
 SETTINGS = {
     "ppo": STEPS | {"target_kl": 0.5, "normalise_observations": True, "normalise_rewards": True},
-    "recurrent_ppo": {"horizon": 8, "epochs": 2, "recurrent_size": 8, "torso": "gru"},
+    "recurrent_ppo": STEPS | {"recurrent_size": 8, "torso": "gru"},
     "ppg": STEPS | {"policy_updates": 2, "auxiliary_epochs": 1, "auxiliary_minibatches": 2},
     "appo": STEPS,
     "gail": STEPS,

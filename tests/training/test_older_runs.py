@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import lehr
+from lehr import config
 
 RUNS = sorted(Path(__file__).with_name("older_runs").iterdir())
 
@@ -32,3 +33,13 @@ def test_a_run_of_an_older_version_goes_on(older, tmp_path):
         for name in expected.files:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
     assert result.metrics["update"].tolist() == [1, 2, 3, 4]
+
+
+def test_a_run_whose_settings_say_nothing_of_windows_keeps_whole_segments(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(next(path for path in RUNS if path.name == "recurrent_ppo"), run)
+    settings = config.from_yaml(run / "config.yaml") | {"horizon": 64}  # long enough for windows
+    del settings["window"], settings["burn_in"]
+    config.to_yaml(run / "config.yaml", settings)
+    kept = lehr.load(run).config
+    assert (kept["horizon"], kept["window"], kept["burn_in"]) == (64, None, 0)

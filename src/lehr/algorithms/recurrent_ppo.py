@@ -1,40 +1,57 @@
-"""PPO with a recurrent network: minibatches of whole segments, or windows with burn-in, from stored recurrent states.
+"""PPO with a recurrent network: minibatches of windows with burn-in, or whole segments, from stored recurrent states.
 
 The code is PPO's, with other defaults; see docs/recurrent_ppo.md.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from lehr import networks
 from lehr.algorithms import ppo
-from lehr.config import AutoBool, Coef
+from lehr.algorithms.base import HalfBoxNetworkConfig
+from lehr.algorithms.settings import OpenDiscountSettings
+from lehr.config import AutoBool, Coef, CountOrAuto
 from lehr.errors import InputError
+
+_LEFT_OPEN: dict[str, Any] = {
+    "horizon": 32,
+    "window": None,
+    "burn_in": 0,
+    "entropy_coef": 0.0,
+    "clip_range": "0.2 -> 0.001",
+    "discount": 0.98,
+    "gae_lambda": 0.8,
+}
+"""What PPO's presets leave open: here, SB3 Zoo's settings for CartPole without velocities."""
 
 
 @dataclass(frozen=True)
-class Config(ppo.Config):
+class Config(OpenDiscountSettings, ppo.Config):
     """PPO's settings, with defaults for recurrent networks."""
 
     num_envs: int = 8
-    horizon: int = 32
-    epochs: int = 20
-    minibatches: int = 1
-    normalise_observations: AutoBool = True
+    horizon: int = 256
+    epochs: int = 10
+    window: CountOrAuto | None = "auto"
+    burn_in: CountOrAuto = "auto"
+    normalise_observations: AutoBool = False  # a memory learns better from observations whose scale does not change
     normalise_rewards: AutoBool = True
-    entropy_coef: Coef = 0.0
-    clip_range: Coef = "0.2 -> 0.001"
-    discount: Coef = 0.98
-    gae_lambda: Coef = 0.8
+    learning_rate: Coef = "2e-3 -> 0"
+    entropy_coef: Coef = "0.01 -> 0"
     value_coef: Coef = 1.0  # with the factor of ½ in the loss, the 0.5 of Stable-Baselines3
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        name: _LEFT_OPEN | preset for name, preset in ppo.Config.PRESETS.items()
+    }
 
 
 @dataclass(frozen=True)
-class NetworkConfig(networks.NetworkConfig):
+class NetworkConfig(HalfBoxNetworkConfig):
     """Architecture of a recurrent actor and critic."""
 
     torso: str = "mingru"
     recurrent_size: int = 64
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {name: {"initial_log_std": 0.0} for name in Config.PRESETS}
 
 
 @dataclass(frozen=True)
