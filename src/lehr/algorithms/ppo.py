@@ -9,16 +9,16 @@ or segments drawn by priority. See docs/ppo.md for the details.
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from lehr import kernels
 from lehr.algorithms.base import ActorCriticAlgorithm
-from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings
-from lehr.config import Coef, CountOrAuto, check_counts
-from lehr.errors import InputError, closest
+from lehr.algorithms.settings import ClippedSettings, DivergenceSettings, SegmentSettings, TargetKLSettings
+from lehr.config import Coef
+from lehr.errors import InputError
 from lehr.maths import accumulate, across, sequences
 from lehr.maths.advantages import advantages_of, corrected_gae_of
 from lehr.maths.losses import (
@@ -38,11 +38,8 @@ from lehr.maths.losses import (
 )
 from lehr.maths.minibatches import Minibatch, MinibatchSource, priorities
 from lehr.schedules.coefficient import Coefficient
-from lehr.spaces import Spaces
 from lehr.types import NOTHING, Key, Learner, MetricRow, Metrics, PyTree, Rollout
 
-Minibatching = Literal["auto", "flat", "segments", "prioritised"]
-Advantage = Literal["gae", "vtrace"]
 PRIO_BETA0 = (
     "prio_beta0",
     "in PufferLib it is where the exponent starts on its way to 1, so write importance_exponent='0.2 -> 1'",
@@ -50,25 +47,12 @@ PRIO_BETA0 = (
 
 
 @dataclass(frozen=True)
-class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettings):
+class Config(SegmentSettings, DivergenceSettings, TargetKLSettings):
     """Settings of PPO. Coefficients accept a number or any schedule; the others are static."""
 
     epochs: int = 8
-    minibatching: Minibatching = "auto"
-    """Minibatches of shuffled single steps (flat), of shuffled whole segments, or of segments drawn by priority; auto
-    chooses segments for recurrent networks, windows and vtrace, and flat otherwise."""
-    window: CountOrAuto | None = None
-    """Length of the windows that segments are cut into, in steps; none keeps segments whole, and auto takes the largest
-    divisor of horizon from 8 to 32, or none with vtrace."""
-    burn_in: CountOrAuto = 0
-    """Steps before each window that refresh its recurrent state, without a loss; auto takes a quarter of the window, or
-    0 if segments are whole."""
     replacement: bool = False
     """Sample prioritised segments with replacement."""
-    accumulate: int = 1
-    """Split each minibatch into this many parts to save memory; the gradient stays that of the whole."""
-    advantage: Advantage = "gae"
-    """Advantage estimator: GAE once per rollout, or with V-trace's ratios of the current policy in every minibatch."""
     standardise_advantages: bool = True
     """Standardise advantages to mean 0 and standard deviation 1 in each minibatch."""
     priority_exponent: Annotated[Coef, Coefficient(("prio_alpha", "priority_alpha"))] = 0.8
@@ -106,51 +90,6 @@ class Config(ClippedSettings, DivergenceSettings, TargetKLSettings, VTraceSettin
             "normalise_rewards": False,
         },
     }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, known in (("minibatching", get_args(Minibatching)), ("advantage", get_args(Advantage))):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} is {getattr(self, name)!r}; {closest(str(getattr(self, name)), known)}")
-        check_counts(self, "accumulate")
-        if self.advantage == "vtrace" and self.minibatching == "flat":
-            raise InputError(
-                "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
-            )
-        window, burn_in = self._windows
-        sequences.check(self.horizon, window, burn_in)
-        if window is not None and self.advantage == "vtrace":
-            raise InputError(
-                f"window is {window}, but advantage is 'vtrace', which needs whole segments; set advantage to "
-                "gae, or window to none."
-            )
-        if window is not None and self.minibatching == "flat":
-            raise InputError(
-                f"window is {window}, but minibatching is 'flat', which shuffles single steps; set minibatching "
-                "to auto, segments or prioritised, or window to none."
-            )
-
-    def for_spaces(self, spaces: Spaces) -> Self:
-        """Return the settings with what `auto` means for these spaces and for the length of segments."""
-        return super().for_spaces(spaces).with_windows()
-
-    def with_windows(self) -> Self:
-        """Return the settings with what `auto` means for `window` and `burn_in`."""
-        window, burn_in = self._windows
-        return self if "auto" not in (self.window, self.burn_in) else replace(self, window=window, burn_in=burn_in)
-
-    @property
-    def _windows(self) -> tuple[int | None, int]:
-        """The length of windows, `None` for whole segments, and of their burn-in."""
-        if self.window != "auto":
-            window = self.window
-        elif self.advantage == "vtrace" or self.minibatching == "flat":
-            window = None
-        else:
-            window = sequences.auto_window(self.horizon, self.num_envs, self.minibatches * self.accumulate)
-        if self.burn_in != "auto":
-            return window, self.burn_in
-        return window, 0 if window is None or window == self.horizon else window // 4
 
     @property
     def unused(self) -> frozenset[str]:

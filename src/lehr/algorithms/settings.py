@@ -6,14 +6,18 @@ field, as in `num_envs: int = 16` or `discount: Coef = 0.98`, and inherits its r
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
-from lehr.config import AutoBool, Coef, Conversion, HashableDict, Names, Plugin, check_counts, count_of
-from lehr.errors import InputError
+from lehr.config import AutoBool, Coef, Conversion, CountOrAuto, HashableDict, Names, Plugin, check_counts, count_of
+from lehr.errors import InputError, closest
+from lehr.maths import sequences
 from lehr.schedules.coefficient import Coefficient
 from lehr.spaces import Box, Space, Spaces, leaves
+
+Minibatching = Literal["auto", "flat", "segments", "prioritised"]
+Advantage = Literal["gae", "vtrace"]
 
 
 def _horizon_of_batch(name: str) -> Callable[[Any, Callable[[str], Any]], dict[str, Any]]:
@@ -307,6 +311,70 @@ class VTraceSettings(Settings):
     """V-trace's clip of the ratio in the TD error; it determines which policy the values are for."""
     c_clip: Annotated[Coef, Coefficient(("vtrace_c_clip", "c_bar"), open_minimum=True)] = 1.0
     """V-trace's clip of the ratio in the trace; it affects how fast the values are learned, not their limit."""
+
+
+@dataclass(frozen=True)
+class SegmentSettings(ClippedSettings, VTraceSettings):
+    """Settings of algorithms that can learn from whole segments, or from windows of them, as recurrent networks do."""
+
+    minibatching: Minibatching = "auto"
+    """Minibatches of shuffled single steps (flat), of shuffled whole segments, or of segments drawn by priority; auto
+    chooses segments for recurrent networks, windows and vtrace, and flat otherwise."""
+    window: CountOrAuto | None = None
+    """Length of the windows that segments are cut into, in steps; none keeps segments whole, and auto takes the largest
+    divisor of horizon from 8 to 32, or none with vtrace."""
+    burn_in: CountOrAuto = 0
+    """Steps before each window that refresh its recurrent state, without a loss; auto takes a quarter of the window, or
+    0 if segments are whole."""
+    accumulate: int = 1
+    """Split each minibatch into this many parts to save memory; the gradient stays that of the whole."""
+    advantage: Advantage = "gae"
+    """Advantage estimator: GAE once per rollout, or with V-trace's ratios of the current policy in every minibatch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("minibatching", get_args(Minibatching)), ("advantage", get_args(Advantage))):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} is {getattr(self, name)!r}; {closest(str(getattr(self, name)), known)}")
+        check_counts(self, "accumulate")
+        if self.advantage == "vtrace" and self.minibatching == "flat":
+            raise InputError(
+                "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
+            )
+        window, burn_in = self._windows
+        sequences.check(self.horizon, window, burn_in)
+        if window is not None and self.advantage == "vtrace":
+            raise InputError(
+                f"window is {window}, but advantage is 'vtrace', which needs whole segments; set advantage to "
+                "gae, or window to none."
+            )
+        if window is not None and self.minibatching == "flat":
+            raise InputError(
+                f"window is {window}, but minibatching is 'flat', which shuffles single steps; set minibatching "
+                "to auto, segments or prioritised, or window to none."
+            )
+
+    def for_spaces(self, spaces: Spaces) -> Self:
+        """Return the settings with what `auto` means for these spaces and for the length of segments."""
+        return super().for_spaces(spaces).with_windows()
+
+    def with_windows(self) -> Self:
+        """Return the settings with what `auto` means for `window` and `burn_in`."""
+        window, burn_in = self._windows
+        return self if "auto" not in (self.window, self.burn_in) else replace(self, window=window, burn_in=burn_in)
+
+    @property
+    def _windows(self) -> tuple[int | None, int]:
+        """The length of windows, `None` for whole segments, and of their burn-in."""
+        if self.window != "auto":
+            window = self.window
+        elif self.advantage == "vtrace" or self.minibatching == "flat":
+            window = None
+        else:
+            window = sequences.auto_window(self.horizon, self.num_envs, self.minibatches * self.accumulate)
+        if self.burn_in != "auto":
+            return window, self.burn_in
+        return window, 0 if window is None or window == self.horizon else window // 4
 
 
 @dataclass(frozen=True)
