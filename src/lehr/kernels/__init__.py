@@ -55,9 +55,11 @@ from lehr.kernels import (
 from lehr.kernels import written_out as rewriting
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
+from lehr.kernels.segment_draw import Draw, Drawn
 from lehr.types import Packed, PyTree, check_same_shape, in_scope
 
 __all__ = [
+    "Draw",
     "draw_segments",
     "evaluate_mlps",
     "gated",
@@ -181,19 +183,11 @@ def gathers_ahead(data: PyTree, epochs: int) -> bool:
     return is_chosen("steps_ahead") and steps_ahead.is_small(data, epochs)
 
 
-def draw_segments(
-    draw: tuple[jax.Array, jax.Array],
-    priorities: jax.Array,
-    exponents: tuple[Any, Any],
-    floor: float,
-    size: int,
-    plain: Callable[[], segment_draw.Drawn],
-) -> segment_draw.Drawn:
-    """Draw segments by priority, without replacement; arguments as in `segment_draw.draw_segments`."""
-    if not is_chosen("segment_draw", priorities, size):
+def draw_segments(draw: Draw, plain: Callable[[], Drawn]) -> Drawn:
+    """Draw segments by priority, without replacement; `plain` does so in plain JAX."""
+    if not is_chosen("segment_draw", draw):
         return plain()
-    given = draw, priorities, exponents, floor, size, plain
-    return _tried("segment_draw", lambda: segment_draw.draw_segments(*given), plain)
+    return _tried("segment_draw", lambda: segment_draw.draw_segments(draw, plain), plain)
 
 
 def gradient_steps(body: Callable[[PyTree, PyTree], Any], start: PyTree, rows: PyTree) -> Any:

@@ -9,7 +9,7 @@ repeats this with the others until none is left; usually there are none, or one 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,33 +34,41 @@ def is_able() -> bool:
     return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
 
 
-def fits(priorities: jax.Array, size: int) -> bool:
-    """Whether some of these segments are drawn, but not all."""
-    return priorities.ndim == 1 and priorities.dtype == jnp.float32 and 0 < size < len(priorities) <= MOST_SEGMENTS
+class Draw(NamedTuple):
+    """What is drawn."""
+
+    permutation: jax.Array
+    """int32 `[N]`: the segments in a random order."""
+    offset: jax.Array
+    """uint32 `[]`: a random fraction of 1, in 32 bits."""
+    priorities: jax.Array
+    """float32 `[N]`, at least 0."""
+    exponents: tuple[Any, Any]
+    """Of the priorities, and of the importance weights."""
+    floor: float
+    """The minimum priority, as a fraction of the largest."""
+    size: int
+    """The number of segments to draw."""
 
 
-def draw_segments(
-    draw: tuple[jax.Array, jax.Array],
-    priorities: jax.Array,
-    exponents: tuple[Any, Any],
-    floor: float,
-    size: int,
-    plain: Callable[[], Drawn],
-) -> Drawn:
-    """Return indices and importance weights, `[size]` each; raise if JAX cannot lower the kernel.
+def fits(draw: Draw) -> bool:
+    """Whether some of the segments are drawn, but not all."""
+    is_vector = draw.priorities.ndim == 1 and draw.priorities.dtype == jnp.float32
+    return is_vector and 0 < draw.size < len(draw.priorities) <= MOST_SEGMENTS
+
+
+def draw_segments(draw: Draw, plain: Callable[[], Drawn]) -> Drawn:
+    """Draw; raise if JAX cannot lower the kernel.
 
     Args:
-        draw: a permutation of the segments, int32 `[N]`, and a fraction of 1 in 32 bits, uint32 `[]`.
-        priorities: float32 `[N]`, at least 0.
-        exponents: of the priorities, and of the weights.
-        floor: the minimum priority, as a fraction of the largest.
-        size: the number of segments to draw.
+        draw: what.
         plain: computes the same in plain JAX, for programs that are not compiled for CUDA.
     """
-    arrays = *draw, priorities, jnp.stack([jnp.asarray(x, jnp.float32) for x in exponents])
-    kernel = functools.partial(_drawn, size, floor)
+    exponents = jnp.stack([jnp.asarray(x, jnp.float32) for x in draw.exponents])
+    arrays = draw.permutation, draw.offset, draw.priorities, exponents
+    kernel = functools.partial(_drawn, draw.size, draw.floor)
     if not INTERPRET:
-        lowered.check(f"segment_draw {size, floor}", kernel, *arrays)
+        lowered.check(f"segment_draw {draw.size, draw.floor}", kernel, *arrays)
     return lowered.on_platform(INTERPRET, kernel, lambda *_: plain(), *arrays)
 
 

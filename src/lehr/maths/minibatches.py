@@ -329,7 +329,7 @@ def prioritised(
     plain = partial(_prioritised, draw, priorities, *exponents, size)
     if not isinstance(draw, Order):
         return plain()
-    return kernels.draw_segments(draw, priorities, exponents, PRIORITY_FLOOR, size, plain)
+    return kernels.draw_segments(kernels.Draw(*draw, priorities, exponents, PRIORITY_FLOOR, size), plain)
 
 
 def _prioritised(
