@@ -170,7 +170,7 @@ def main() -> None:
     few, many = (jnp.asarray(rng.normal(size=(members, count, 4)), jnp.float32) for count in (4, rows))
     gradient = jnp.asarray(rng.normal(size=(members, 2, rows, 2)) / rows, jnp.float32)
     make, given = loss_and_gradient(members, rows, arguments.hidden)
-    mlp_loss.LEAST_MEMBERS, mlp_loss.MOST_ROWS = 2, rows
+    mlp_loss.MOST_ROWS = rows
     prefix = "MEMBER_" if members > 1 else ""
     cases = {
         "forward": ((f"{prefix}BLOCK_ROWS", f"{prefix}NUM_WARPS"), forward, (many, both), mlp),
