@@ -109,7 +109,8 @@ const Lehr = (() => {
         const match = TOKEN.exec(text);
         if (match === null) {
           place += text.slice(place).length - text.slice(place).trimStart().length;
-          throw this.error(`unexpected character ${quoted(text[place])}`, place);
+          const hint = ">⇒".includes(text[place]) ? "; did you mean '->'?" : "";
+          throw this.error(`unexpected character ${quoted(text[place])}${hint}`, place);
         }
         const found = match.groups;
         const kind = ["amount", "arrow", "word", "sign"].find((name) => found[name] !== undefined);
@@ -172,6 +173,10 @@ const Lehr = (() => {
       const negative = this.take("-", "+") === "-";
       if (this.token.kind === "word" && ["nan", "inf", "infinity"].includes(this.token.text.toLowerCase())) {
         this.fail(`${quoted(this.token.text)} is not a finite number`);
+      }
+      if (SHAPES.includes(this.token.text)) {
+        const name = this.token.text;
+        this.fail(`expected ${wanted}, got ${quoted(name)}; a shape comes last, as in '0.1 -> 0 ${name}'`);
       }
       const token = this.token;
       const { number, isShare } = this.amount(wanted);

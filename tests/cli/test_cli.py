@@ -234,11 +234,13 @@ def test_list_alone_says_what_can_be_listed(capsys):
     assert table(run(capsys, "list"), "command")[0][0] == "lehr list coefficients"
 
 
-def test_list_suites_names_some_environments_of_those_that_are_installed(capsys):
+def test_list_suites_names_some_environments_of_those_that_are_installed(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "craftax", None)  # as if it were not installed
     rows = {row[0]: row for row in table(run(capsys, "list", "suites"), "prefix")}
     assert list(rows) == [f"{prefix}:" for prefix in ADAPTERS]
     assert "in total)" in rows["gym:"][-1]
-    assert rows["jaxdem:"][-1].startswith("not installed: pip install")
+    for missing in ("jaxdem:", "craftax:"):
+        assert rows[missing][-1].startswith("not installed: pip install")
 
 
 def test_list_mistakes(capsys):

@@ -96,7 +96,8 @@ class _Parser:
             match = _TOKEN.match(text, place)
             if match is None:
                 place += len(text[place:]) - len(text[place:].lstrip())
-                raise self._error(f"unexpected character {text[place]!r}", place)
+                hint = "; did you mean '->'?" if text[place] in ">⇒" else ""
+                raise self._error(f"unexpected character {text[place]!r}{hint}", place)
             kind = "amount" if match["amount"] else str(match.lastgroup)
             begin = match.start(kind)
             tokens.append(Token(kind, text[begin : match.end()], begin))
@@ -160,6 +161,9 @@ class _Parser:
         negative = self.take("-", "+") == "-"
         if self.token.kind == "word" and self.token.text.lower() in ("nan", "inf", "infinity"):
             self.fail(f"{quoted(self.token.text)} is not a finite number")
+        if self.token.text in NAMES:
+            name = self.token.text
+            self.fail(f"expected {wanted}, got {quoted(name)}; a shape comes last, as in '0.1 -> 0 {name}'")
         token = self.token
         amount, unit = self._amount(wanted)
         if unit:

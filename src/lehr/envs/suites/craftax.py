@@ -77,6 +77,7 @@ class Craftax(Environment):
 
 def names() -> list[str]:
     """Return Craftax's names of the four games."""
+    require("craftax", extra="craftax")
     return list(NAMES)
 
 
