@@ -23,6 +23,7 @@ from lehr.sweeps.samplers import make_sampler
 from lehr.training.cores import use_cores
 
 _SHOWN = 10
+_SCORES = "mean returns at the end of training, most likely actions; those judged by fresh seeds come first"
 _MOST_LISTED = 40
 
 
@@ -205,7 +206,7 @@ def _summarise(result: SweepResult) -> None:
     steps = [] if results.halved is None else ["env steps"]
     header = ["place", "score", "95% interval", *steps, "judged by", *results.texts[0]]
     print_table(out, header, rows, words=["judged by", *results.texts[0]])
-    facts: dict[str, str | list[str]] = {"result": result.summary}
+    facts: dict[str, str | list[str]] = {"scores": _SCORES, "result": result.summary}
     if result.definition.evolution is not None:
         facts["path"] = [
             f"{name}: {path.schedule} (off by {path.error:.0%})" for name, path in result.winning_paths.items()
