@@ -133,6 +133,12 @@ def test_evaluations_are_points_with_a_band():
     assert legend(figure) == ["run", "evaluation ± 1 standard deviation"]
 
 
+def test_the_spread_of_a_single_evaluation_is_a_line():
+    once = {"evaluate/return": np.array([np.nan, np.nan, 9]), "evaluate/return_std": np.array([np.nan, np.nan, 2])}
+    _, line = learning_figure({"run": metrics(3) | once}).axes[0].collections
+    assert line.get_segments()[0].tolist() == [[300, 7], [300, 11]]
+
+
 def test_evaluations_without_a_spread():
     figure = learning_figure({"run": metrics(3) | {"evaluate/return": np.array([5, np.nan, 9])}})
     assert len(figure.axes[0].collections) == 0

@@ -212,7 +212,10 @@ def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
             evaluation = evaluation or "evaluation"
         spread_steps, spreads = map(_averaged, _points(columns, "evaluate/return_std"))
         if len(steps) and np.array_equal(steps, spread_steps):
-            axes.fill_between(steps, means - spreads, means + spreads, color=colour, alpha=0.12, linewidth=0)
+            low, high = means - spreads, means + spreads
+            axes.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
+            if len(steps) == 1:  # a band through one point cannot be seen
+                axes.vlines(steps, low, high, color=colour, alpha=0.5, clip_on=False)
             evaluation = "evaluation ± 1 standard deviation"
     if evaluation:
         axes.plot([], [], color="0.4", label=evaluation, **points)
