@@ -28,7 +28,7 @@ class UntilGoal(Controller):
     goal: Any
     minimum: Any = 0.0
     maximum: Any = 0.05
-    metric: str = field(default="episode/return", metadata={"static": True})  # a name is no array
+    metric: str = field(default="episode/return", metadata={"static": True})  # a name is not an array
 
     def init(self):
         """Before any episode has ended, the largest coefficient."""
