@@ -95,6 +95,8 @@ def run(arguments: argparse.Namespace) -> None:
             film.save(result.env, played.states, [_first_agent(obs) for obs in played.observations], path)
     console = output.console()
     words = f"Saved an episode of {len(played.carries)} steps with return {played.total:g} to {path}."
+    if path.suffix == ".html":
+        words += " The page loads its viewer from the network when you open it."
     console.print(output.show(console, words), soft_wrap=True)
 
 

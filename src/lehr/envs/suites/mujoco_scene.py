@@ -36,6 +36,13 @@ _SHAPES = {0: "Plane", 2: "Sphere", 3: "Capsule", 4: "Mesh", 5: "Cylinder", 6: "
 """What Brax's viewer calls MuJoCo's types of geoms; an ellipsoid (4) is drawn as a mesh."""
 _DEFAULT_COLOUR = np.array([0.5, 0.5, 0.5, 1.0], np.float32)
 """Of a geom that has none of its own, so that its material's counts."""
+_OFFLINE = """
+    <p id="offline" style="position: absolute; margin: 1em; font-family: sans-serif">
+      Loading the viewer from the network. If this text stays, the browser cannot reach it: go online and reload.
+    </p>
+    <script type="module">import "viewer"; document.getElementById("offline").remove();</script>
+"""
+"""What a page shows until the viewer is there: without a network it would be empty."""
 _ELLIPSOID, _MESH, _VISIBLE_GROUPS = 4, 7, 3
 
 
@@ -115,7 +122,8 @@ class Scene:
         places = [{"pos": _list(data.xpos[1:]), "rot": _list(data.xquat[1:])} for data in self._posed(poses)]
         system = {"opt": {"timestep": self.seconds}, "geoms": parts, "states": {"x": places}}
         viewer = require("brax.io.html", extra="brax", what="A page")
-        return viewer.render_from_json(json.dumps(system), height="", colab=False, base_url=None)
+        page = viewer.render_from_json(json.dumps(system), height="", colab=False, base_url=None)
+        return page.replace("<body>", f"<body>\n{_OFFLINE}", 1)
 
     def _posed(self, poses: Iterable[Pose]) -> Iterator[Any]:
         """Yield MuJoCo's data for each pose; it is the same object, with new contents."""
