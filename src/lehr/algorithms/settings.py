@@ -127,7 +127,7 @@ class Settings:
         AutoBool, Names(("norm_obs", "normalise_obs", "obs_norm", "empirical_normalization"))
     ] = "auto"
     """Normalise observations by their running mean and standard deviation; auto does if actions are continuous and
-    observations are vectors of which some entries may leave [-1, 1]."""
+    observations are vectors with entries outside [-1, 1]."""
     normalise_rewards: Annotated[
         AutoBool, Names(("norm_reward", "norm_rewards", "normalise_reward", "reward_norm"))
     ] = "auto"

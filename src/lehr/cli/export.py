@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     console = output.console()
     console.print(output.show(console, f"Saved the policy to {_sized(path)}."), soft_wrap=True)
     if arguments.to == "numpy":
-        words = f"Act with it by {_sized(path.with_suffix('.py'))}, which needs NumPy only."
+        words = f"Run it with {_sized(path.with_suffix('.py'))}, which needs NumPy only."
         console.print(output.show(console, words), soft_wrap=True)
 
 
