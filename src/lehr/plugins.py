@@ -181,16 +181,20 @@ def origin(module: str) -> str:
     return "a module of Python itself" if spec is None or not spec.origin else f"'{spec.origin}'"
 
 
-def refuse_untrusted(what: str, name: str, module: str, where: str) -> None:
+def refuse_untrusted(what: str, name: str, module: str, where: str, is_option: bool) -> None:
     """Raise an error for a name found in a file that would run code from outside Lehr.
 
     Args:
-        what: the setting, `env` for example, which is also its flag.
+        what: the setting, `env` for example.
         name: its value.
         module: the module that would be imported.
         where: the file or run that contains it.
+        is_option: whether the user can give the setting instead, as an option or an argument of that name.
     """
+    shown = shortened(name)
+    python = f" ({what}={shown.rpartition(':')[2]} in Python)" if is_reference(shown) else ""
+    otherwise = f", or name it yourself with --{what} {shown}{python}" if is_option else ""
     raise InputError(
-        f"{where} has {what}: {shortened(name)}, which would run code from {origin(module)}; if you trust it, pass "
-        f"--trust (trust=True in Python), or name it yourself with --{what} {shortened(name)}."
+        f"{where} has {what}: {shown}, which would run code from {origin(module)}; if you trust it, pass "
+        f"--trust (trust=True in Python){otherwise}."
     )

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import sys
 
 import jax
 import numpy as np
@@ -166,6 +167,32 @@ def test_pick_writes_a_run_and_says_what_it_is_for(here, capsys):
     assert main(["pick", "small", "top2", "--out", "runs/top"]) == 0
     assert capsys.readouterr().out.count("lehr eval runs/top/member-") == 2
     assert len(list((here / "runs" / "top").iterdir())) == 2
+
+
+def test_what_the_user_trusts_is_found_in_the_working_directory(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_sweep.py").write_text(
+        "from lehr.algorithms.ppo import Algorithm\nfrom lehr.envs import Environment, make\n"
+        "class Mine(Algorithm):\n    pass\n"
+        "def task() -> Environment:\n    return make('CartPole-v1')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    places = [place for place in sys.path if place not in ("", str(tmp_path))]  # as in an installed command
+    small = {**SMALL, "env": "own_sweep:task", "total_steps": 32}
+    write(tmp_path / "own.yaml", algorithm="own_sweep:Mine", settings=small, samples=1, seeds=1, confirm=None)
+    said = []
+    for words in (
+        "sweep own.yaml --dry-run",
+        "sweep own.yaml --out sweeps/own --no-progress",
+        "sweep own.yaml --out sweeps/own --resume --no-progress",
+        "sweep report sweeps/own",
+        "pick own --out runs/own",
+    ):
+        monkeypatch.setattr(sys, "path", [*places])
+        monkeypatch.delitem(sys.modules, "own_sweep", raising=False)
+        assert main([*words.split(), "--trust"]) == 0, words
+        said.append(facts(capsys.readouterr().out).get("next"))
+    assert said[1:4] == ["lehr pick sweeps/own best --out runs/best --trust"] * 3
+    assert said[4] == "lehr eval runs/own --trust; lehr resume runs/own --total-steps STEPS --trust"
 
 
 # Stopped sweeps --------------------------------------------------------------------------------------------------

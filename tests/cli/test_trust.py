@@ -161,8 +161,21 @@ def test_the_message_says_what_would_run_from_where(stranger):
         lehr.load(run)
     assert str(caught.value) == (
         f"The run '{run}' has env: evil_task:task, which would run code from '{run.parent.parent / 'evil_task.py'}'; "
-        "if you trust it, pass --trust (trust=True in Python), or name it yourself with --env evil_task:task."
+        "if you trust it, pass --trust (trust=True in Python), or name it yourself with --env evil_task:task "
+        "(env=task in Python)."
     )
+
+
+def test_the_message_names_no_option_that_the_command_lacks(stranger, capsys):
+    change, marker = stranger
+    change(algorithm="evil_task:Mine")
+    (marker.parent / "sweep.yaml").write_text(
+        "algorithm: ppo\nsettings: {env: 'evil_task:task'}\nparameters: {learning_rate: [0.1]}\n"
+    )
+    for words in (COMMANDS["eval"], COMMANDS["resume"], COMMANDS["config"], ["sweep", "sweep.yaml", "--dry-run"]):
+        assert main(words) == 2
+        assert capsys.readouterr().err.endswith("if you trust it, pass --trust (trust=True in Python).\n")
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("words", [["--trust"], ["--env", "evil_task:task"]], ids=["trusted", "named"])

@@ -4,9 +4,13 @@ import argparse
 import shlex
 from collections.abc import Sequence
 
-from lehr.cli import add_trust
+from lehr.cli import add_trust, find_own_code
 from lehr.cli.output import console, print_facts
+from lehr.cli.summary import trust_flag
 from lehr.sweeps.pick import pick
+from lehr.training import settings_file
+from lehr.training.api import own_code_in_settings
+from lehr.training.directory import RunDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -29,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the runs, and print what can be done with them."""
+    if arguments.trust:
+        find_own_code()
     out = console()
     for path in pick(arguments.sweep, arguments.which, out=arguments.out, trust=arguments.trust):
         run = shlex.quote(str(path))
-        print_facts(out, {"run": str(path), "next": f"lehr eval {run}; lehr resume {run} --total-steps STEPS"})
+        trust = trust_flag(own_code_in_settings(settings_file.read(RunDirectory(path)).values))
+        commands = f"lehr eval {run}{trust}; lehr resume {run} --total-steps STEPS{trust}"
+        print_facts(out, {"run": str(path), "next": commands})

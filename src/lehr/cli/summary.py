@@ -3,7 +3,8 @@
 import math
 import shlex
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -43,7 +44,6 @@ def summarise_seeds(result: "SweepResult") -> None:
     """Print the mean return of several seeds with its interval, the files, and commands to run next."""
     from lehr.sweeps.statistics import mean_interval
 
-    name = shlex.quote(str(result.directory))
     facts: dict[str, str | list[str]] = {"seeds": str(result.directory)}
     if not result.results.members.size:
         facts["outcome"] = "stopped before the seeds were trained; the state is saved"
@@ -59,9 +59,21 @@ def summarise_seeds(result: "SweepResult") -> None:
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
         found = [result.directory / part for part in ("curve.png", "seeds", "report.html")]
         facts["files"] = [str(path) for path in found if path.exists()]
-    finished = [f"lehr pick {name} best --out runs/best"]
-    facts["next"] = finished if result.is_finished else [f"lehr sweep {name} --resume"]
+    facts["next"] = next_of_sweep(result)
     output.print_facts(output.console(), facts)
+
+
+def next_of_sweep(result: "SweepResult") -> str:
+    """The command to run after a sweep."""
+    name, trust = shlex.quote(str(result.directory)), trust_flag(result.definition.own_code)
+    return (
+        f"lehr pick {name} best --out runs/best{trust}" if result.is_finished else f"lehr sweep {name} --resume{trust}"
+    )
+
+
+def trust_flag(own_code: Iterable[Any]) -> str:
+    """` --trust` for a command that another process would refuse, since there is code from outside Lehr; or nothing."""
+    return " --trust" if any(own_code) else ""
 
 
 def exit_code(result: Result) -> int:
@@ -93,7 +105,7 @@ def _next(result: Result, final: dict[str, float]) -> list[str]:
     from lehr.report import film
 
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
-    trust = " --trust" if any(own_code_in_settings(result.config)) else ""  # another process would refuse the code
+    trust = trust_flag(own_code_in_settings(result.config))
     unfinished = final["env_steps"] < total
     hosts = f" {option()}" if jax.process_count() > 1 else ""
     longer = "" if unfinished else f" --total-steps {2 * total}"

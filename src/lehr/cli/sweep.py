@@ -2,15 +2,15 @@
 
 import argparse
 import contextlib
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
-from lehr.cli import add_trust
+from lehr.cli import add_trust, find_own_code
 from lehr.cli.output import console, print_facts, print_table
+from lehr.cli.summary import next_of_sweep
 from lehr.errors import InputError
 from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
 from lehr.sweeps.definition import Definition
@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> int:
     """Run, resume, preview or report a sweep."""
+    if arguments.trust:
+        find_own_code()
     if arguments.what == "report":
         return _report(arguments)
     if arguments.sweep is not None:
@@ -190,7 +192,7 @@ def _summarise(result: SweepResult) -> None:
             out,
             {
                 "result": "none yet: no member is trained to its end",
-                "next": f"lehr sweep {shlex.quote(str(result.directory))} --resume",
+                "next": next_of_sweep(result),
             },
         )
         return
@@ -219,8 +221,6 @@ def _summarise(result: SweepResult) -> None:
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
     if np.isnan(ranking.worst):
         facts["next"] = "all members diverged: sweep lower learning rates, or see the members' metrics for why"
-    elif result.is_finished:
-        facts["next"] = f"lehr pick {shlex.quote(str(result.directory))} best --out runs/best"
     else:
-        facts["next"] = f"lehr sweep {shlex.quote(str(result.directory))} --resume"
+        facts["next"] = next_of_sweep(result)
     print_facts(out, facts)

@@ -1,7 +1,7 @@
 """The definition of a sweep: what its file says, checked."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -206,6 +206,12 @@ class Definition:
         }
         return {key: value for key, value in found.items() if value is not None and value != []}
 
+    @property
+    def own_code(self) -> Iterator[tuple[str, str, str]]:
+        """What it names from outside Lehr and its suites, as `own_code_in_settings` has it."""
+        for part in _parts(self.to_mapping()):
+            yield from api.own_code_in_settings(part)
+
     def is_static(self, key: str) -> bool:
         """Whether a parameter is not a coefficient, so that runs that differ in it are different programs."""
         return self.space.is_static(key)
@@ -233,15 +239,21 @@ def check_trust(mapping: Mapping[str, Any], where: str, trust: bool) -> None:
         where: the file, for the error message.
         trust: whether the user trusts all of it.
     """
+    for part in _parts(mapping):
+        api.check_trust(part, where, trust, options=())
+
+
+def _parts(mapping: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Return all settings that a definition names, fixed and swept, in parts that have each name once."""
     given = {config.underscored(key): value for key, value in mapping.items()}
     settings, parameters = (
         found if isinstance(found := given.get(key), Mapping) else {} for key in ("settings", "parameters")
     )
-    api.check_trust({"algorithm": given.get("algorithm")}, where, trust)
-    api.check_trust(settings, where, trust)
+    yield {"algorithm": given.get("algorithm")}
+    yield settings
     for name, value in config.merge([RunConfig], {}, parameters).items():
         for choice in _leaves(value) if name != "env_parameters" else [value]:
-            api.check_trust({name: choice}, where, trust)
+            yield {name: choice}
 
 
 def _leaves(tree: Any) -> list[Any]:

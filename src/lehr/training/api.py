@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -280,7 +280,9 @@ def _algorithm(directory: RunDirectory, algorithm: str, named: Any, trust: bool)
     return algorithm
 
 
-def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: Any = None) -> None:
+def check_trust(
+    found: Mapping[str, Any], where: str, trust: bool, named: Any = None, *, options: Sequence[str] = ("env",)
+) -> None:
     """Refuse settings from a file that would run code from outside Lehr and its suites.
 
     What runs in this process already, because the user gave it to `lehr.train` for example, is not refused.
@@ -290,12 +292,13 @@ def check_trust(found: Mapping[str, Any], where: str, trust: bool, named: Any = 
         where: the file or the run, for the error message.
         trust: whether the user trusts all of them.
         named: the environment or its name, if the user gave it.
+        options: the settings that the user can give instead, in Python and as options of a command.
     """
     if trust:
         return
     for what, text, module in own_code_in_settings(found, named):
         if not plugins.is_in_use(text, module):
-            plugins.refuse_untrusted(what, text, module, where)
+            plugins.refuse_untrusted(what, text, module, where, is_option=what in options)
 
 
 def own_code_in_settings(found: Mapping[str, Any], named: Any = None) -> Iterator[tuple[str, str, str]]:
