@@ -644,6 +644,20 @@ def test_list_runs(trained, copied):
     ]
 
 
+def test_a_run_that_was_killed_is_interrupted_and_as_old_as_its_checkpoint(copied):
+    run = RunDirectory(copied)
+    run.write_status("running")
+    newest = json.loads((copied / "metrics.jsonl").read_text().splitlines()[-1])
+    later = newest | {"update": newest["update"] + 1, "env_steps": 9_000_000}
+    with (copied / "metrics.jsonl").open("a") as file:  # rows after the last checkpoint
+        file.write(json.dumps(later) + "\n")
+    with run:
+        assert table(call("list", "runs", "--root", copied.parent)[1], "name")[0][1] == "running"
+    assert table(call("list", "runs", "--root", copied.parent)[1], "name")[0][1] == "interrupted"
+    assert "after 4.10k env steps" in call("eval", copied, "--episodes", 2)[1]
+    assert "env steps  4,096 of 4,096\n" in repr(lehr.load(copied))
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "status.json", "meta.json"])
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 10_000, b'{"meta": {"best": "x", "env_steps": []}}']

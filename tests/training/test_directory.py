@@ -219,8 +219,10 @@ def test_a_run_that_another_process_writes_is_refused_until_that_dies(tmp_path):
             with pytest.raises(InputError, match=f"Process {child.pid} is writing the run '.*'; wait until it ends"):
                 run.lock()
             assert run.read_status()["status"] == "running"  # reading needs no lock
+            assert run.is_locked()
         finally:
             child.kill()
+    assert not run.is_locked()
     with run:
         assert (run.path / ".lock").read_text() == str(os.getpid())
 
@@ -229,6 +231,7 @@ def test_a_run_that_this_process_writes_is_refused_too(tmp_path):
     with RunDirectory.create(tmp_path / "run") as run:
         run.lock()  # the holder may ask again
         other = RunDirectory.open(tmp_path / "run" / ".." / "run")
+        assert other.is_locked()
         with pytest.raises(InputError, match=r"This process is already writing the run '.*'; wait until it ends"):
             other.lock()
     with other:
@@ -245,4 +248,6 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch, code,
         with pytest.raises(OSError, match=os.strerror(code)):
             RunDirectory.create(tmp_path / "run")
     else:
-        assert make(tmp_path / "run").read_status()["status"] == "running"
+        run = make(tmp_path / "run")
+        assert run.read_status()["status"] == "running"
+        assert run.is_locked()  # for all that is known

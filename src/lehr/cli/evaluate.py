@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
         result.policy, result.env, arguments.episodes, seed=arguments.seed, greedy=not arguments.sampled
     )
     actions = "sampled" if arguments.sampled else "greedy"
-    steps = short_number(result.final.get("env_steps", 0))
+    steps = short_number(result.env_steps)
     console = output.console()
     words = f"{arguments.episodes} episodes of {result.config['env']}, {actions} actions, after {steps} env steps"
     console.print(output.show(console, f"{words}\n"), soft_wrap=True)

@@ -127,7 +127,8 @@ def _run_row(directory: RunDirectory) -> list[str]:
             meta = json.loads((directory.checkpoints / f"{steps[-1]:012d}" / "meta.json").read_text())["meta"]
         row["env steps"] = short_number(meta["env_steps"])
         row["best return"] = "-" if meta["best"] is None else f"{meta['best']:.4g}"
-        row["status"] = shortened(str(directory.read_status()["status"]))
+        status = str(directory.read_status()["status"])
+        row["status"] = "interrupted" if status == "running" and not directory.is_locked() else shortened(status)
     return list(row.values())
 
 

@@ -44,6 +44,8 @@ class Result:
     policy: Policy
     env: AnyEnvironment = field(repr=False)
     """The environment with its time limit, not batched."""
+    env_steps: int = 0
+    """Env steps of the state; the metrics of a run that was killed go on after its last checkpoint."""
 
     def __repr__(self) -> str:
         """Say what was trained, for how long, with which return, and where it is."""
@@ -51,7 +53,7 @@ class Result:
         measured = [name for name in ("evaluate/return", "episode/return") if np.isfinite(final.get(name, np.nan))]
         lines = [
             f"Result of {self.algorithm} on {self.config['env']}",
-            f"  env steps  {final.get('env_steps', 0):,.0f} of {self.config['total_steps']:,}",
+            f"  env steps  {self.env_steps:,} of {self.config['total_steps']:,}",
             *(f"  return     {final[name]:.6g} ({name})" for name in measured[:1]),
             f"  run_dir    {self.run_dir}",
         ]
@@ -463,4 +465,5 @@ def _follow(plan: Plan, resumes: bool = False) -> Result:
 
 
 def _result(plan: Plan, directory: RunDirectory, state: TrainState) -> Result:
-    return Result(directory.path, plan.algorithm, plan.mapping, state, plan.policy(state), plan.env)
+    steps = int(state.updates) * plan.program.steps_per_update
+    return Result(directory.path, plan.algorithm, plan.mapping, state, plan.policy(state), plan.env, steps)

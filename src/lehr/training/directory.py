@@ -162,6 +162,22 @@ class RunDirectory:
             _locked.remove(Path(self._lock.name))
             self._lock = None
 
+    def is_locked(self) -> bool:
+        """Whether a process is writing to this run; on a file system without locks, always true."""
+        path = self.path.resolve() / ".lock"
+        if path in _locked:  # and closing the file below would give up this process's lock
+            return True
+        try:
+            with open_in_place(path, "r") as file:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN, *_NO_LOCKS):
+                raise
+            return True
+        return False
+
     def __enter__(self) -> "RunDirectory":
         self.lock()
         return self
