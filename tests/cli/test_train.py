@@ -472,6 +472,17 @@ def test_plot_draws_all_runs_with_the_coefficients_that_are_asked_for(trained, c
     assert ">learning_rate<" not in drawn
 
 
+def test_plot_draws_a_coefficient_of_the_users_own_algorithm(copied, tmp_path):
+    text = (copied / "metrics.jsonl").read_text().replace('"coef/entropy_coef"', '"coef/mix_coef"')
+    (copied / "metrics.jsonl").write_text(text)
+    code, _, err = call("plot", copied, "--out", tmp_path / "curve.svg", "--coefficients", "mix-coef")
+    assert code == 0, err
+    assert ">mix_coef<" in (tmp_path / "curve.svg").read_text(encoding="utf-8")
+    assert (
+        mistake("plot", copied, "--coefficients", "mix") == "No run has a coefficient 'mix'; did you mean 'mix_coef'?"
+    )
+
+
 def test_plot_tells_runs_of_one_name_apart(trained, tmp_path, monkeypatch):
     shutil.copytree(trained[0], tmp_path / "first")
     monkeypatch.chdir(tmp_path)
@@ -505,7 +516,7 @@ def test_hostile_metrics_are_drawn_or_are_one_sentence(line, place, tmp_path):
 
 def test_plot_mistakes(trained, copied):
     assert mistake("plot", trained[0], "--coefficients", "entropy") == (
-        "There is no coefficient 'entropy'; did you mean 'entropy_coef'?"
+        "No run has a coefficient 'entropy'; did you mean 'entropy_coef'?"
     )
     (copied / "metrics.jsonl").unlink()
     assert mistake("plot", copied) == f"The run '{copied}' has no metrics yet; plot it after its first update."

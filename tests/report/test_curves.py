@@ -71,6 +71,15 @@ def test_constants_that_differ_between_runs_are_drawn():
     assert [line[0] for line in lines(figure.axes[1])] == [[100, 0.01], [100, 0.03]]
 
 
+def test_what_changes_over_time_comes_before_constants_that_differ_between_runs():
+    names = ("clip_range", "entropy_coef", "learning_rate", "value_coef")
+    runs = {
+        str(number): metrics(coef__own=np.arange(50), **{f"coef__{name}": 0.1 * number for name in names})
+        for number in (1, 2)
+    }
+    assert titles(learning_figure(runs)) == ["episode return", "own", "entropy_coef", "learning_rate", "clip_range"]
+
+
 def test_a_coefficient_that_one_run_lacks():
     runs = {"with": metrics(coef__entropy_coef=np.arange(50)), "without": metrics()}
     assert len(lines(learning_figure(runs).axes[1])) == 1

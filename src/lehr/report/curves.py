@@ -20,7 +20,8 @@ Columns = Mapping[str, np.ndarray]
 
 MAIN_COEFFICIENTS = ("entropy_coef", "learning_rate", "clip_range")
 """Shown first, if they change."""
-_MOST_COEFFICIENTS = 4
+MOST_COEFFICIENTS = 4
+"""Shown at most, unless the user names them."""
 _MOST_POINTS = 1000
 _SMOOTHING = 0.01
 """The width of the moving average (the thick line), as a fraction of the steps."""
@@ -59,8 +60,8 @@ def learning_figure(
 
     Args:
         runs: the metrics of each run by its name, which is its label in the legend.
-        coefficients: the names of the coefficients to plot. By default those that take more than one value, over time
-            or between runs; the main ones first, at most 4.
+        coefficients: the names of the coefficients to plot. By default those that change over time, then constants
+            that differ between runs; the main ones first among each, at most 4 in all.
         texts: a text to show next to a coefficient's name, such as its schedule.
     """
     from matplotlib.figure import Figure
@@ -138,11 +139,17 @@ def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[st
     known = {name.removeprefix("coef/") for name in found if name.startswith("coef/") and _is_numeric(found[name])}
     if asked is None:
         varied = [name for name in sorted(known) if len(np.unique(_values(runs, name))) > 1]
-        return sorted(varied, key=lambda name: (*MAIN_COEFFICIENTS, name).index(name))[:_MOST_COEFFICIENTS]
+        varied.sort(key=lambda name: (not _changes(runs, name), (*MAIN_COEFFICIENTS, name).index(name)))
+        return varied[:MOST_COEFFICIENTS]
     for name in asked:
         if name not in known:
             raise InputError(f"No run has a coefficient '{name}'; {closest(name, sorted(known))}")
     return list(asked)
+
+
+def _changes(runs: Mapping[str, Columns], coefficient: str) -> bool:
+    """Whether a coefficient changes over time, in one of the runs at least."""
+    return any(len(np.unique(_points(columns, f"coef/{coefficient}")[1])) > 1 for columns in runs.values())
 
 
 def _values(runs: Mapping[str, Columns], coefficient: str) -> np.ndarray:
