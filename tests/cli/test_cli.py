@@ -279,7 +279,18 @@ def test_debug_shows_the_traceback(capsys, words):
 def test_a_failure_at_run_time_is_one_line_and_exit_code_1(capsys, tmp_path):
     (tmp_path / "a.png").mkdir()
     assert main(["schedule", "1 -> 0", "--plot", str(tmp_path / "a.png")]) == 1
-    assert re.fullmatch(r"lehr: IsADirectoryError: .*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"lehr: IsADirectoryError: .* \(--debug shows the traceback\)\n", capsys.readouterr().err)
+
+
+def test_a_failure_in_the_users_own_code_names_its_line(capsys, tmp_path, monkeypatch):
+    (tmp_path / "own_fault.py").write_text(
+        "import jax\nfrom lehr.envs import Environment\n\n\ndef task() -> Environment:\n"
+        "    jax.tree.map(lambda leaf: {}[leaf], ['mix'])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["train", "ppo", "--env", "own_fault:task"]) == 1
+    assert capsys.readouterr().err == "lehr: KeyError: 'mix' (in own_fault.py, line 6; --debug shows the traceback)\n"
 
 
 def test_the_installed_command_runs():

@@ -7,8 +7,10 @@ where `words` are the words after the command's name, and `run(arguments)`, whic
 import argparse
 import importlib
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import lehr
@@ -61,8 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         else:
             message = " ".join(str(error).splitlines())
-            print("lehr:", message if mistake else f"{type(error).__name__}: {message}", file=sys.stderr)
+            failure = f"{type(error).__name__}: {message} ({_place(error)}--debug shows the traceback)"
+            print("lehr:", message if mistake else failure, file=sys.stderr)
         return 2 if mistake else 1
+
+
+def _place(error: Exception) -> str:
+    """The last line of the user's own code that an error came through: no installed package's, Python's or Lehr's."""
+    others = [str(Path(lehr.__file__).parent), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(other) for other in others):
+            shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            return f"in {shown}, line {frame.lineno}; "
+    return ""
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
