@@ -121,6 +121,38 @@ def test_the_command_lists_and_shows(capsys):
 
 
 @pytest.mark.parametrize(
+    ("columns", "left_out"),
+    [
+        ("120", ""),
+        ("80", "published, seeds"),
+        ("62", "published, seeds, env steps"),
+        ("60", "published, seeds, env steps, return"),
+    ],
+)
+def test_names_are_whole_in_a_narrow_terminal(capsys, monkeypatch, columns, left_out):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    _, listed = printed(capsys)
+    lines = listed.splitlines()
+    assert [tuple(line.split()[:2]) for line in lines[1 : 1 + len(zoo.entries())]] == [
+        (entry.algorithm, entry.env) for entry in zoo.entries()
+    ]
+    assert max(map(len, lines)) <= int(columns)
+    assert lines[-1] == (f"In a wider terminal: {left_out}." if left_out else "")
+
+
+def test_one_seed_has_no_deviation(capsys):
+    _, shown = printed(capsys, "ppo", "brax:ant")
+    assert "return       13844, 1 seed, 128 episodes with" in shown
+    assert "±" not in shown
+
+
+def test_nothing_is_none_as_the_command_line_takes_it(capsys):
+    assert all("None" not in printed(capsys, entry.algorithm, entry.env)[1] for entry in zoo.entries())
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("Cartpole-v1",), "The zoo has nothing for 'Cartpole-v1'; did you mean 'CartPole-v1'?"),

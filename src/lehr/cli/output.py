@@ -10,6 +10,8 @@ _PIPE_WIDTH = 1000
 """Line width when the output is not a terminal: so wide that no table wraps."""
 _ASCII = {"→": "->", "∞": "inf", "±": "+-", "×": "x"}
 _LABEL_WIDTH = 12
+_GAP = 3
+"""Spaces between the columns of a table."""
 
 
 def console() -> Console:
@@ -29,9 +31,38 @@ def show(console: Console, words: str, style: str = "") -> Text:
     return Text(words, style)
 
 
-def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence[str]], words: Sequence[str]) -> None:
-    """Print rows under a header; columns named in `words` are left-aligned, the others hold numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="")
+def plural(word: str, count: int) -> str:
+    """The word, with an s unless it is of one thing."""
+    return word if count == 1 else f"{word}s"
+
+
+def print_table(
+    console: Console,
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    words: Sequence[str],
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows under a header.
+
+    Args:
+        console: where to print.
+        header: the names of the columns.
+        rows: the cells.
+        words: the columns that are left-aligned; the others hold numbers.
+        optional: the columns to leave out in a narrow terminal, in this order, so that the others are not cut.
+    """
+    rows = list(rows)
+    left_out: list[str] = []
+    columns = dict(zip(header, zip(*rows, strict=True), strict=False))
+    for name in optional:
+        widths = [max(map(len, (title, *cells))) + _GAP for title, cells in columns.items()]
+        if sum(widths) - _GAP > console.width:
+            del columns[name]
+            left_out.append(name)
+    if left_out:
+        header, rows = list(columns), list(zip(*columns.values(), strict=True))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
     for name in header:
         table.add_column(name, justify="left" if name in words else "right")
     for row in rows:
@@ -40,7 +71,7 @@ def print_table(console: Console, header: Sequence[str], rows: Iterable[Sequence
         console.print(table)
     for line in captured.get().splitlines():
         console.print(line.rstrip())
-    console.print()
+    console.print(f"\nIn a wider terminal: {', '.join(left_out)}." if left_out else "")
 
 
 def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]]) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lehr.cli import add_trust, find_own_code
-from lehr.cli.output import console, print_facts, print_table
+from lehr.cli.output import console, plural, print_facts, print_table
 from lehr.cli.summary import next_of_sweep
 from lehr.errors import InputError
 from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
@@ -143,10 +143,10 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
     chosen, seeds = count or len(configurations), len(definition.seeds)
     total = chosen * seeds
     at_once = min(total, wave_size or total, (definition.halving and definition.halving.places) or total)
-    facts = {"members": f"{chosen} {_plural('configuration', chosen)} x {seeds} {_plural('seed', seeds)} = {total}"}
+    facts = {"members": f"{chosen} {plural('configuration', chosen)} x {seeds} {plural('seed', seeds)} = {total}"}
     top, fresh = min(definition.confirm.top, chosen), definition.confirm.seeds
     if top and fresh:
-        facts["then"] = f"the best {top} again, with {fresh} fresh {_plural('seed', fresh)}"
+        facts["then"] = f"the best {top} again, with {fresh} fresh {plural('seed', fresh)}"
     facts |= {
         "programs": f"{need.groups}, compiled one after the other" if need.groups > 1 else "1",
         "memory": f"at least {_size(need.bytes)} for each member, {_size(need.bytes * at_once)} for {at_once} at once",
@@ -173,10 +173,6 @@ def _halved(halved: Halved, total_steps: int) -> str:
     members, trained = int(np.isfinite(halved.env_steps).sum()), float(np.nansum(halved.env_steps))
     share = trained / (members * total_steps)
     return f"{int(halved.stopped.sum())} of {members} members stopped early; {share:.0%} of all env steps trained"
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
 
 
 def _size(count: int) -> str:

@@ -82,12 +82,13 @@ def _list(found: Sequence[Entry]) -> None:
         [one.algorithm, one.env, short_number(one.total_steps), reached(one), str(len(one.seeds)), _published(one)]
         for one in found
     ]
-    output.print_table(output.console(), HEADER, rows, words=("algorithm", "environment", "published"))
+    words, optional = ("algorithm", "environment", "published"), ("published", "seeds", "env steps", "return")
+    output.print_table(output.console(), HEADER, rows, words, optional)
 
 
 def reached(entry: Entry) -> str:
-    """The mean return of an entry, and its standard deviation over seeds."""
-    return spread_text(entry.mean, entry.deviation) if entry.returns else "-"
+    """The mean return of an entry, and its standard deviation over several seeds."""
+    return spread_text(list(entry.returns.values())) if entry.returns else "-"
 
 
 def _published(entry: Entry) -> str:
@@ -100,13 +101,18 @@ def protocol(entry: Entry) -> str:
     return f"{episodes} episodes with {'the most likely' if entry.metric == 'evaluate/return' else 'sampled'} actions"
 
 
+def _of_seeds(entry: Entry, count: int) -> str:
+    """What a return is the mean of."""
+    return f"1 seed, {protocol(entry)}" if count == 1 else f"mean over {count} seeds of {protocol(entry)}"
+
+
 def _show(entry: Entry) -> None:
     """Print an entry."""
     facts: dict[str, str | list[str]] = {"entry": f"{entry.algorithm} on {entry.env}"}
     facts["env steps"] = f"{entry.total_steps:,}"
     if entry.returns:
         each = ", ".join(f"{number_text(value)} (seed {seed})" for seed, value in entry.returns.items())
-        facts["return"] = [f"{reached(entry)}, mean over {len(entry.seeds)} seeds of {protocol(entry)}", each]
+        facts["return"] = [f"{reached(entry)}, {_of_seeds(entry, len(entry.seeds))}", each]
     facts |= {"published": _published(entry)} if entry.published else {}
     facts |= {"machine": entry.machine} if entry.machine else {}
     facts |= {"chosen": entry.chosen} if entry.chosen else {}
@@ -126,10 +132,10 @@ def _check(entry: Entry, count: int | None, first: int | None) -> None:
     mean, low, _ = mean_interval(found)
     facts = {
         "entry": f"{entry.algorithm} on {entry.env}, {entry.total_steps:,} env steps",
-        "return": f"{spread_text(mean, float(np.nanstd(found)))}, mean over {count} seeds of {protocol(entry)}",
+        "return": f"{spread_text(found)}, {_of_seeds(entry, count)}",
         "interval": f"{number_text(low)} to {number_text(2 * mean - low)} (95%, of the mean)" if count > 1 else "-",
         "each": ", ".join(map(number_text, found)),
-        "zoo": f"{reached(entry)} with {len(entry.seeds)} seeds",
+        "zoo": f"{reached(entry)} with {len(entry.seeds)} {output.plural('seed', len(entry.seeds))}",
     }
     facts |= {"published": _published(entry)} if entry.published else {}
     output.print_facts(output.console(), facts)

@@ -159,12 +159,14 @@ def setting_text(value: Any) -> str:
 
     >>> setting_text([64, 64]), setting_text("1e-3 -> 0"), setting_text({"backend": "spring"}), setting_text(True)
     ('64,64', "'1e-3 -> 0'", 'backend=spring', 'true')
+    >>> setting_text(None)
+    'none'
     """
     if isinstance(value, dict):
         return ",".join(f"{name}={part}" for name, part in value.items())
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"'{value}'" if isinstance(value, str) and " " in value else str(value)
 

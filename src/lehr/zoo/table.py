@@ -1,6 +1,8 @@
 """`python -m lehr.zoo.table`: the tables of docs/zoo.md, from the zoo's files."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from lehr import zoo
 from lehr.report.loggers.progress import short_number
@@ -42,12 +44,15 @@ def number_text(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def spread_text(mean: float, deviation: float) -> str:
-    """A mean return and the standard deviation over seeds.
+def spread_text(returns: Sequence[float] | np.ndarray) -> str:
+    """The mean return and its standard deviation over seeds; of one seed, the return alone. NaN is left out.
 
-    >>> spread_text(5208.2, 2981.4), spread_text(-175.7, 6.42), spread_text(500.0, 0.0)
-    ('5208 ± 2981', '-175.7 ± 6.4', '500 ± 0.0')
+    >>> spread_text([8189.6, 2226.8]), spread_text([-169.3, -182.1]), spread_text([500.0, 500.0]), spread_text([97.0])
+    ('5208 ± 2981', '-175.7 ± 6.4', '500 ± 0.0', '97')
     """
+    mean, deviation = float(np.nanmean(returns)), float(np.nanstd(returns))
+    if len(returns) == 1:
+        return number_text(mean)
     if deviation >= 99.5 or abs(mean) >= 1000:
         return f"{mean:.0f} ± {deviation:.0f}"
     return f"{number_text(mean)} ± {deviation:.0f}" if deviation >= 9.95 else f"{number_text(mean)} ± {deviation:#.2g}"
@@ -58,7 +63,7 @@ def _cells(entry: Entry) -> Iterator[str]:
     yield f"`{entry.env}`"
     yield f"`{entry.algorithm}`"
     yield short_number(entry.total_steps)
-    yield spread_text(entry.mean, entry.deviation)
+    yield spread_text(list(entry.returns.values()))
     yield f"{min(entry.seeds)} to {max(entry.seeds)}" if len(entry.seeds) > 1 else str(entry.seeds[0])
     yield "" if entry.published is None else f"{entry.published}{'' if entry.meets else ', **not met**'}"
     yield f"{entry.settings['evaluate_episodes']} episodes, {actions}"
