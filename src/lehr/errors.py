@@ -22,9 +22,13 @@ class InputError(ValueError):
         super().__init__(shortened(str(message), LONGEST))
 
 
-def closest(given: str, known: Iterable[str]) -> str:
+def closest(given: str, known: Iterable[str], prefix: str = "") -> str:
     """Suggest the known name closest to `given`, or list the first `MOST_LISTED` of them if none is close.
 
+    Upper and lower case are alike. A suggestion has the prefix that the user must write before it.
+
+    >>> closest("PPO", ["a2c", "ppo"]), closest("inverted_pendulm", ["ant", "inverted_pendulum"], prefix="brax:")
+    ("did you mean 'ppo'?", "did you mean 'brax:inverted_pendulum'?")
     >>> closest("cosin", ["linear", "cosine"])
     "did you mean 'cosine'?"
     >>> closest("entropy", ["target_kl", "entropy_coef"])
@@ -34,11 +38,12 @@ def closest(given: str, known: Iterable[str]) -> str:
     >>> closest("spline", map(str, range(100)))[-15:]
     ' 59 and 40 more'
     """
-    words, given = list(known), shortened(given)
-    match = [word for word in words if word.startswith(given)]
-    match = match or difflib.get_close_matches(given, words, n=1, cutoff=0.7)
+    words, folded = list(known), shortened(given).lower()
+    spelling = {word.lower(): word for word in reversed(words)}
+    match = [word for word in words if word.lower().startswith(folded)]
+    match = match or [spelling[word] for word in difflib.get_close_matches(folded, spelling, n=1, cutoff=0.7)]
     if match:
-        return f"did you mean {match[0]!r}?"
+        return f"did you mean {prefix + match[0]!r}?"
     more = f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else ""
     return f"known: {', '.join(words[:MOST_LISTED])}{more}"
 

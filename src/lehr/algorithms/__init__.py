@@ -44,6 +44,11 @@ def _found(algorithm: Any) -> "type[Algorithm]":
     if ":" in algorithm:
         return _checked(plugins.import_object(algorithm, "algorithm"), repr(algorithm))
     known = [*names(), *offered]
+    module, dot, name = algorithm.rpartition(".")
+    if dot and plugins.is_reference(reference := f"{module}:{name}"):
+        raise InputError(
+            f"There is no algorithm {algorithm!r}; your own is 'module:Class': did you mean {reference!r}?"
+        )
     raise InputError(f"There is no algorithm {algorithm!r}; {closest(algorithm, known)}")
 
 

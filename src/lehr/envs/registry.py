@@ -1,5 +1,6 @@
 """The registry of environments: `register`, `make` and `names`."""
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -205,13 +206,22 @@ def _unknown(name: str) -> str:
     close = [known[word] for word in starting or difflib.get_close_matches(name.lower(), known, n=1)]
     if not close or (name.lower() in theirs and name.lower() not in known):
         near = difflib.get_close_matches(name.lower(), theirs, n=1, cutoff=0.8)
-        close = [theirs[word] for word in near] or close
+        close = ([] if name.lower() in theirs else _in_a_suite(name)) or [theirs[word] for word in near] or close
     meant = f" (did you mean {close[0]!r}?)" if close else ""
     return (
         f"There is no environment named {quoted(name)}{meant}: choose one of {', '.join([*names(), *offered])}, "
         f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
         "as 'module:Class'."
     )
+
+
+def _in_a_suite(name: str) -> list[str]:
+    """Return an environment of exactly this name in an installed suite, with its prefix; or nothing."""
+    for prefix, (_, package) in ADAPTERS.items():
+        with contextlib.suppress(InputError):  # a package that cannot be imported
+            if importlib.util.find_spec(package) and name in adapter(prefix).names():
+                return [f"{prefix}:{name}"]
+    return []
 
 
 def _names_in_gymnasium() -> list[str]:

@@ -204,7 +204,7 @@ def test_parameters_come_too_late_for_a_pool():
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("CartPol-v1", {}, "EnvPool has no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ("CartPol-v1", {}, "EnvPool has no environment 'CartPol-v1'; did you mean 'envpool:CartPole-v1'?"),
         ("xyzzy", {}, "call envpool.list_all_envs() to list all "),
         ("CartPole-v1", {"colour": "red"}, "envpool:CartPole-v1 cannot be created with these parameters"),
         ("CartPole-v1", {"num_envs": 3}, "does not take the parameter num_envs: set num_envs of the run instead."),

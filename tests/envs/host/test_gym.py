@@ -396,7 +396,7 @@ def test_a_registered_class_of_gymnasium_has_its_time_limit(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("gym:CartPol-v1", {}, "Gymnasium has no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ("gym:CartPol-v1", {}, "Gymnasium has no environment 'CartPol-v1'; did you mean 'gym:CartPole-v1'?"),
         ("gym:CartPole-v77", {}, "Gymnasium cannot create 'CartPole-v77'"),
         ("gym:CartPole-v1", {"colour": "red"}, "gym:CartPole-v1 cannot be created with these parameters"),
         ("gym:CartPole-v1", {"vectorization": "asink"}, "vectorization is 'asink'; known: sync, async, vector"),

@@ -400,7 +400,7 @@ def test_what_cannot_be_made_is_refused_in_a_sentence(module):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("butterfly.knights_archers_zombies_v0", "did you mean 'butterfly.knights_archers_zombies_v"),
+        ("butterfly.knights_archers_zombies_v0", "did you mean 'pettingzoo:butterfly.knights_archers_zombies_v"),
         ("no.such.module", "There is no module 'no.such.module' or pettingzoo.no.such.module;"),
     ],
 )

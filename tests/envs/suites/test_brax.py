@@ -200,7 +200,7 @@ def test_wrappers_that_do_what_lehr_does_are_refused(wrapper):
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("inverted_pendulm", {}, "no environment named 'brax:inverted_pendulm'; did you mean 'inverted_pendulum'"),
+        ("inverted_pendulm", {}, "no environment named 'brax:inverted_pendulm'; did you mean 'brax:inverted_pendulum'"),
         ("ant", {"healthy_rewrd": 1}, "brax:ant has no parameter 'healthy_rewrd'; did you mean 'healthy_reward'"),
         ("ant", {"backend": "springs"}, "brax:ant has no backend 'springs'; did you mean 'spring'"),
         (
@@ -215,6 +215,11 @@ def test_wrappers_that_do_what_lehr_does_are_refused(wrapper):
 def test_errors_say_what_is_wrong(name, parameters, sentence):
     with pytest.raises(InputError, match=sentence):
         adapter.make(name, **parameters)
+
+
+def test_a_name_without_its_prefix_is_found_here():
+    with pytest.raises(InputError, match=r"'inverted_pendulum' \(did you mean 'brax:inverted_pendulum'\?\)"):
+        lehr.envs.make("inverted_pendulum")
 
 
 def test_an_existing_environment_takes_no_arguments_of_its_class():

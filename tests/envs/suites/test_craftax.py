@@ -120,7 +120,11 @@ def test_the_full_game_has_its_own_spaces_and_limit():
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("Craftax-Symbolic", {}, "Craftax has no environment 'Craftax-Symbolic'; did you mean 'Craftax-Symbolic-v1'"),
+        (
+            "Craftax-Symbolic",
+            {},
+            "Craftax has no environment 'Craftax-Symbolic'; did you mean 'craftax:Craftax-Symbolic-v1'",
+        ),
         (CLASSIC, {"max_timestep": 5}, "has no parameter 'max_timestep'; did you mean 'max_timesteps'"),
         (CLASSIC, {"map": 5}, "has no parameter 'map'; did you mean 'map_size'"),
         (CLASSIC, {"day_length": {}}, "The parameter day_length of craftax:Craftax-Classic-Symbolic-v1 is {}"),

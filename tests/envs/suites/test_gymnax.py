@@ -163,8 +163,8 @@ def test_environment_objects_are_adapted():
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("Breakout", {}, "no environment named 'gymnax:Breakout'; did you mean 'Breakout-MinAtar'"),
-        ("Cartpole-v1", {}, "did you mean 'CartPole-v1'"),
+        ("Breakout", {}, "no environment named 'gymnax:Breakout'; did you mean 'gymnax:Breakout-MinAtar'"),
+        ("Cartpole-v1", {}, "did you mean 'gymnax:CartPole-v1'"),
         ("CartPole-v1", {"gravty": 1}, "gymnax:CartPole-v1 has no parameter 'gravty'; did you mean 'gravity'"),
         ("CartPole-v1", {"gravity": "much"}, "got gravity='much'; it must be a number such as 9.8"),
         ("CartPole-v1", {"max_steps_in_episode": 2.5}, "got max_steps_in_episode=2.5; it must be a number such as 500"),

@@ -229,7 +229,7 @@ def test_made_by_any_spelling_and_equal_for_equal_parameters(installed):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: jaxdem.make("Slider"), "JaxDEM has no environment 'Slider'; did you mean 'Sliders'"),
+        (lambda: jaxdem.make("Slider"), "JaxDEM has no environment 'Slider'; did you mean 'jaxdem:Sliders'"),
         (lambda: jaxdem.make("Sliders", max_step=3), "no parameter 'max_step'; did you mean 'max_steps'"),
         (lambda: jaxdem.make("Sliders", N={}), "jaxdem:Sliders cannot be created with N="),
         (lambda: jaxdem.make("Sliders", max_action=0), "max_action is 0; it must be a finite number above 0"),

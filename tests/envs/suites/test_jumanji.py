@@ -185,7 +185,7 @@ def test_trains(tmp_path):
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("Snake", {}, "Jumanji has no environment 'Snake'; did you mean 'Snake-v1'"),
+        ("Snake", {}, "Jumanji has no environment 'Snake'; did you mean 'jumanji:Snake-v1'"),
         ("Snake-v1", {"num_row": 3}, "has no parameter 'num_row'; did you mean 'num_rows'"),
         ("Snake-v1", {"num_rows": {}}, "jumanji:Snake-v1 cannot be created with num_rows="),
     ],

@@ -114,7 +114,7 @@ def test_spaces_and_names():
     assert (make("pgx:2048").num_agents, make("pgx:2048", opponent="self").num_agents) == (1, 1)
     assert env == make("pgx:connect_four") == make(env.env)
     assert env != make("pgx:connect_four", opponent="self")
-    with pytest.raises(InputError, match="Pgx has no environment 'conect_four'; did you mean 'connect_four'"):
+    with pytest.raises(InputError, match="Pgx has no environment 'conect_four'; did you mean 'pgx:connect_four'"):
         make("pgx:conect_four")
     with pytest.raises(InputError, match="opponent is 'me'; known: random, self"):
         make("pgx:connect_four", opponent="me")

@@ -138,7 +138,11 @@ def test_lengths_count_steps_of_the_task():
 @pytest.mark.parametrize(
     ("name", "parameters", "sentence"),
     [
-        ("CartpoleBalanc", {}, "Playground has no environment 'CartpoleBalanc'; did you mean 'CartpoleBalance'"),
+        (
+            "CartpoleBalanc",
+            {},
+            "Playground has no environment 'CartpoleBalanc'; did you mean 'playground:CartpoleBalance'",
+        ),
         ("CartpoleBalance", {"ctrl": 1}, "has no parameter 'ctrl'; did you mean 'ctrl_dt'"),
         ("CartpoleBalance", {"ctrl_dt": "often"}, "cannot be created with ctrl_dt='often'"),
         ("CartpoleBalance", {"ctrl_dt": {}}, "The parameter ctrl_dt of playground:CartpoleBalance is {}"),

@@ -50,7 +50,7 @@ def make(name: str, **parameters: Any) -> "EnvPool":
         if parameter in parameters:
             raise InputError(f"envpool:{name} does not take the parameter {parameter}: {reason}.")
     if name not in (known := names()):
-        hint = closest(name, known)
+        hint = closest(name, known, "envpool:")
         if hint.startswith("known"):  # too many to list
             hint = f"call envpool.list_all_envs() to list all {len(known)}."
         raise InputError(f"EnvPool has no environment {name!r}; {hint}")

@@ -452,7 +452,7 @@ def _single(name: Any, parameters: tuple[tuple[str, Any], ...], action_repeat: i
         mask_shape = info_masks.shape_in_reset(made)
         return made if mask_shape is None else info_masks.MaskFromInfo(made, mask_shape)
     except gymnasium.error.NameNotFound:
-        raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names())}") from None
+        raise InputError(f"Gymnasium has no environment {name!r}; {closest(name, names(), 'gym:')}") from None
     except gymnasium.error.Error as error:
         raise InputError(f"Gymnasium cannot create {name!r}: {str(error).splitlines()[0]}") from None
     except TypeError as error:

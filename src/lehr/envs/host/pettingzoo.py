@@ -361,7 +361,7 @@ def _entry(name: str) -> Callable[..., Any]:
         raise InputError(
             f"The module {path} has neither a function parallel_env nor env: give a module with PettingZoo's API."
         )
-    raise InputError(f"There is no module {name!r} or pettingzoo.{name}; {closest(name, names())}")
+    raise InputError(f"There is no module {name!r} or pettingzoo.{name}; {closest(name, names(), 'pettingzoo:')}")
 
 
 def _folders(suite: str) -> list[Path]:

@@ -51,7 +51,7 @@ def make(name: str, **parameters: Any) -> Environment:
     """
     known = names()
     if name not in known:
-        raise InputError(f"There is no environment named 'brax:{name}'; {closest(name, known)}")
+        raise InputError(f"There is no environment named 'brax:{name}'; {closest(name, known, 'brax:')}")
     of_class = {key: hashable(f"brax:{name}", key, value) for key, value in parameters.items() if key not in _OURS}
     _check_arguments(name, of_class)
     return _limited(Brax(name, tuple(sorted(of_class.items()))), parameters)

@@ -88,7 +88,7 @@ def make(name: str, **parameters: Any) -> Environment:
     TimeLimit(env=Craftax(name='Craftax-Classic-Symbolic-v1', parameters=()), max_steps=500)
     """
     if name not in NAMES:
-        raise InputError(f"Craftax has no environment {name!r}; {closest(name, NAMES)}")
+        raise InputError(f"Craftax has no environment {name!r}; {closest(name, NAMES, 'craftax:')}")
     static = {field.name for field in fields(_instance(name, ()).static_env_params)}
     given = tuple(
         sorted((key, hashable(f"craftax:{name}", key, value)) for key, value in parameters.items() if key in static)

@@ -52,7 +52,7 @@ def make(name: str, **parameters: Any) -> "Gymnax":
     """Create a Gymnax environment by name; parameters are arguments of its class or fields of its `EnvParams`."""
     known = names()
     if name not in known:
-        raise InputError(f"There is no environment named 'gymnax:{name}'; {closest(name, known)}")
+        raise InputError(f"There is no environment named 'gymnax:{name}'; {closest(name, known, 'gymnax:')}")
     return _checked(name, parameters)
 
 

@@ -187,7 +187,7 @@ def _class(name: str) -> Any:
     for key, cls in registered.items():
         if plain(name) in (plain(key), plain(cls.__name__)):
             return cls
-    raise InputError(f"JaxDEM has no environment {name!r}; {closest(name, names())}")
+    raise InputError(f"JaxDEM has no environment {name!r}; {closest(name, names(), 'jaxdem:')}")
 
 
 @functools.cache

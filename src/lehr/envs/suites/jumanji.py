@@ -100,7 +100,7 @@ def make(name: str, **parameters: Any) -> Environment:
     Jumanji(name='Snake-v1')
     """
     if name not in names():
-        raise InputError(f"Jumanji has no environment {name!r}; {closest(name, names())}")
+        raise InputError(f"Jumanji has no environment {name!r}; {closest(name, names(), 'jumanji:')}")
     registered = require("jumanji.registration", extra="jumanji")
     signature = inspect.signature(registered.load(registered._REGISTRY[name].entry_point))
     for parameter in parameters:

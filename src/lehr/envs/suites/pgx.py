@@ -134,7 +134,7 @@ def make(name: str, opponent: str = "random", **parameters: Any) -> Environment:
     Pgx(name='tic_tac_toe', opponent='self')
     """
     if name not in names():
-        raise InputError(f"Pgx has no environment {name!r}; {closest(name, names())}")
+        raise InputError(f"Pgx has no environment {name!r}; {closest(name, names(), 'pgx:')}")
     for parameter in parameters:
         raise InputError(
             f"pgx:{name} has no parameter {parameter!r}: it takes opponent; for others, pass an object of its class in "

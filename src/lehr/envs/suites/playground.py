@@ -90,7 +90,7 @@ def make(name: str, **parameters: Any) -> Environment:
     TimeLimit(env=Playground(name='CartpoleBalance'), max_steps=250)
     """
     if name not in names():
-        raise InputError(f"Playground has no environment {name!r}; {closest(name, names())}")
+        raise InputError(f"Playground has no environment {name!r}; {closest(name, names(), 'playground:')}")
     playground = _playground()
     if name not in playground.dm_control_suite.ALL_ENVS and not _menagerie_path().exists():
         raise InputError(
