@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lehr.kernels import segment_draw
-from lehr.maths.minibatches import PRIORITY_FLOOR, prioritised, prioritised_draws
+from lehr.maths.minibatches import LEAST_LOGARITHM, PRIORITY_FLOOR, prioritised, prioritised_draws
 
 
 @pytest.fixture
@@ -68,6 +68,23 @@ def test_segments_are_drawn_as_often_as_their_weights_say(interpreted):
     )
 
 
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("exponent", [5.0, 7.0, 40.0])
+def test_a_large_exponent_leaves_the_likeliest_certain_and_the_others_alike(
+    interpreted, monkeypatch, is_plain, exponent
+):
+    if is_plain:
+        monkeypatch.setenv("LEHR_KERNELS", "no-segment_draw")
+    priorities = jnp.zeros(16).at[5].set(1.0)
+    draws = prioritised_draws(jax.random.key(0), 16, 200, replace=False)
+    indices, weights = jax.vmap(lambda draw: prioritised(draw, priorities, exponent, 0.5, 4))(draws)
+    assert np.all(np.any(indices == 5, axis=1))
+    assert np.isfinite(weights).all()
+    often = np.bincount(np.asarray(indices).reshape(-1), minlength=16) / 200
+    np.testing.assert_allclose(np.delete(often, 5), 3 / 15, atol=0.12)
+    assert bool(interpreted) != is_plain
+
+
 def test_a_draw_of_everything_or_with_replacement_is_left_to_plain_jax(interpreted, monkeypatch):
     priorities = jnp.arange(1.0, 9.0)
     for draw, size in ((draw_of(0, 8), 8), (jax.random.key(0), 4)):
@@ -81,5 +98,5 @@ def test_a_draw_of_everything_or_with_replacement_is_left_to_plain_jax(interpret
 def test_it_is_lowered_for_a_gpu(length, lowers_for_cuda):
     draw = draw_of(0, length)
     given = draw.permutation, draw.offset, jnp.ones(length), jnp.ones(2)
-    found = jax.jit(lambda *arrays: segment_draw._drawn(512, PRIORITY_FLOOR, *arrays)).trace(*given)
+    found = jax.jit(lambda *arrays: segment_draw._drawn(512, (PRIORITY_FLOOR, LEAST_LOGARITHM), *arrays)).trace(*given)
     assert "segment_draw" in found.lower(lowering_platforms=("cuda",)).as_text()

@@ -124,6 +124,10 @@ def test_a_wave_on_a_gpu_has_a_few_idle_places_if_that_is_faster(tmp_path, monke
     waves = running.Waves(SweepDirectory(tmp_path), trainer, wave_size)
     waves._append(members_of([configuration], range(1000)), least=1)
     assert [wave.size for wave in waves.waves] == sizes
+    if len(sizes) == 1:  # idle places are dropped before a wave that does not fit is halved
+        waves._split(waves.waves[0], "9 GiB")
+        assert [wave.size for wave in waves.waves] == ([1000] if sizes == [1024] else [500, 500])
+        assert sum(len(wave.members) for wave in waves.waves) == 1000
 
 
 def test_waves_are_halved_until_they_fit_into_memory(tmp_path, monkeypatch):

@@ -223,9 +223,11 @@ def linear_recurrence(decay: jax.Array, increment: jax.Array, *, reverse: bool =
     """
     check_same_shape(decay=decay, increment=increment)
     given = decay.astype(increment.dtype), increment
+    plain, in_strides = (functools.partial(f, reverse=reverse) for f in (recurrence.plain, recurrence.in_strides))
     if not is_chosen("recurrence", *given):
-        return recurrence.plain(*given, reverse)
-    return recurrence.in_strides(*given, reverse)
+        return plain(*given)
+    # A program for the processor of a machine with a GPU is traced with the GPU as the default.
+    return jax.lax.platform_dependent(*given, cpu=plain, default=in_strides)
 
 
 class Linear(NamedTuple):

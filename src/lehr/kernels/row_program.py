@@ -57,7 +57,7 @@ BY_NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "neg": lambda x, **_: -x,
     "sub": lambda x, y, **_: x - y,
 }
-"""Operations on arrays that are known while tracing, whose results are those of JAX to the bit."""
+"""Operations on arrays that are known while tracing, whose results are those of JAX to the bit, except denormals."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from lehr.kernels.row_program import Unsupported
 from lehr.types import PyTree
 
 HOPPER = (9, 0)
-"""The compute capability from which on GPUs have what the kernel needs."""
+"""The first compute capability with what the kernel needs."""
 BLOCK = 128
 """Rows per program, one for each thread of a warpgroup."""
 LEAST_ROWS = 512

@@ -2,8 +2,8 @@
 
 In plain JAX, a draw (`lehr.maths.minibatches.prioritised`) is a sort, three cumulative sums and about ten small
 kernels, for a few thousand numbers: most of the time goes to launches. Here one program keeps all of them on chip. It
-does not sort to find the segments that are certain to be drawn, but takes those that would be drawn more than once, and
-repeats this with the others until none is left; usually there are none, or one repetition suffices.
+does not sort to find the segments that are certain to be drawn: it marks those that are expected more than once as
+certain, and repeats this with the others until there are no more; usually there are none, or one repetition suffices.
 """
 
 import functools
@@ -47,6 +47,8 @@ class Draw(NamedTuple):
     """Of the priorities, and of the importance weights."""
     floor: float
     """The minimum priority, as a fraction of the largest."""
+    least: float
+    """The minimum of the exponent times the logarithm of that fraction."""
     size: int
     """The number of segments to draw."""
 
@@ -66,14 +68,19 @@ def draw_segments(draw: Draw, plain: Callable[[], Drawn]) -> Drawn:
     """
     exponents = jnp.stack([jnp.asarray(x, jnp.float32) for x in draw.exponents])
     arrays = draw.permutation, draw.offset, draw.priorities, exponents
-    kernel = functools.partial(_drawn, draw.size, draw.floor)
+    kernel = functools.partial(_drawn, draw.size, (draw.floor, draw.least))
     if not INTERPRET:
-        lowered.check(f"segment_draw {draw.size, draw.floor}", kernel, *arrays)
+        lowered.check(f"segment_draw {draw.size, draw.floor, draw.least}", kernel, *arrays)
     return lowered.on_platform(INTERPRET, kernel, lambda *_: plain(), *arrays)
 
 
 def _drawn(
-    size: int, floor: float, permutation: jax.Array, offset: jax.Array, priorities: jax.Array, exponents: jax.Array
+    size: int,
+    limits: tuple[float, float],
+    permutation: jax.Array,
+    offset: jax.Array,
+    priorities: jax.Array,
+    exponents: jax.Array,
 ) -> Drawn:
     length = len(priorities)
     warps = NUM_WARPS if length <= MOST_SEGMENTS // 2 else MANY_NUM_WARPS
@@ -83,7 +90,7 @@ def _drawn(
         is_real = number < length
         order = triton.load(order_ref.at[number], mask=is_real, other=0)
         priority = triton.load(priorities_ref.at[order], mask=is_real, other=0.0)
-        probability = _probability(priority, floor, exponents_ref[0], is_real)
+        probability = _probability(priority, limits, exponents_ref[0], is_real)
         certain, factor = _certain(probability, size)
         expected = jnp.where(certain, 1.0, jnp.minimum(probability * factor, 1.0))
         # As in `_systematic` of `lehr.maths.minibatches`: positions on a line are 32-bit fractions.
@@ -109,11 +116,15 @@ def _drawn(
     return found[0], found[1]
 
 
-def _probability(priority: jax.Array, floor: float, exponent: jax.Array, is_real: jax.Array) -> jax.Array:
+def _probability(
+    priority: jax.Array, limits: tuple[float, float], exponent: jax.Array, is_real: jax.Array
+) -> jax.Array:
     """Return P(i), 0 for what only fills the block up."""
     largest = jnp.max(priority)
     relative = jnp.where(largest == 0, 1.0, priority / jnp.where(largest == 0, 1.0, largest))
-    mass = jnp.where(is_real, jnp.exp(exponent * jnp.log(jnp.maximum(relative, floor))), 0.0)
+    floor, least = limits
+    logarithm = jnp.maximum(exponent * jnp.log(jnp.maximum(relative, floor)), least)
+    mass = jnp.where(is_real, jnp.exp(logarithm), 0.0)
     return mass / jnp.sum(mass)
 
 

@@ -18,6 +18,8 @@ from lehr.types import Key, PyTree
 
 PRIORITY_FLOOR = 1e-6
 """Minimum priority, as a fraction of the largest."""
+LEAST_LOGARITHM = -60.0
+"""That of the least likely segment, relative to the likeliest: with a large exponent, it would be 0 in float32."""
 
 MOST_PACKED = 2**16
 """The longest permutation whose indices are sorted as parts of their keys on a CPU; beyond, too many keys are alike."""
@@ -329,7 +331,8 @@ def prioritised(
     plain = partial(_prioritised, draw, priorities, *exponents, size)
     if not isinstance(draw, Order):
         return plain()
-    return kernels.draw_segments(kernels.Draw(*draw, priorities, exponents, PRIORITY_FLOOR, size), plain)
+    least = PRIORITY_FLOOR, LEAST_LOGARITHM
+    return kernels.draw_segments(kernels.Draw(*draw, priorities, exponents, *least, size), plain)
 
 
 def _prioritised(
@@ -339,7 +342,8 @@ def _prioritised(
     length = len(priorities)
     largest = jnp.max(priorities)
     relative = jnp.where(largest == 0, 1.0, priorities / jnp.where(largest == 0, 1.0, largest))
-    log_probability = jax.nn.log_softmax(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)))
+    logarithm = jnp.maximum(exponent * jnp.log(jnp.maximum(relative, PRIORITY_FLOOR)), LEAST_LOGARITHM)
+    log_probability = jax.nn.log_softmax(logarithm)
     if isinstance(draw, Order):
         log_expected = _log_inclusion(log_probability, size)
         indices = _systematic(draw, jnp.exp(log_expected), size)

@@ -146,6 +146,8 @@ def resume_sweep(
     check_size(wave_size)
     with _connected(on) as make_devices, _locked(directory):
         _check_members(directory, trust)
+        if on is None:
+            background.start_device()
         trainer = _trainer(read, env, progress)
         return _run(read, make_sampler(read), directory, trainer, wave_size, make_devices, begin)
 

@@ -310,7 +310,7 @@ class Waves:
         return filled if self.size is None or filled <= self.size else shared_equally(size, devices)
 
     def _split(self, wave: Wave, needs: str) -> None:
-        """Halve a wave, and all others of its group that are as large and have not begun.
+        """Halve a wave, or drop its idle places, and all others of its group that are as large and have not begun.
 
         A wave keeps its number and its first half; the second halves become new waves at the end, because waves with
         other numbers may be under way or finished. Where members take turns, only the number of places is halved.
@@ -324,6 +324,9 @@ class Waves:
             )
         group = self.trainer.group(wave.members[0])
         self.size = wave.size // 2 + wave.size % 2
+        fewest = shared_equally(len(wave.members), self.trainer.number_of_devices(wave.members[0]))
+        if not wave.takes_turns and fewest < wave.size:  # without its idle places, it may fit
+            self.size = max(self.size, fewest)
         for other in list(self.waves):
             alike = other.size >= wave.size and self.trainer.group(other.members[0]) == group
             if alike and not self._has_begun(other) and not self.directory.is_finished(other):

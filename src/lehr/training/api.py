@@ -167,6 +167,7 @@ def resume(
                     )
                 saved["env"] = env
             check_trust(saved, f"The run '{directory.path}'", trust, env)
+            background.start_device()
             changed = _changed(algorithm, saved, settings)
             instance = None if isinstance(env, str) else env
             begins = hosts.count == 1 and "seed" not in settings  # another seed is refused below
@@ -206,6 +207,7 @@ def load(run: str | Path, env: Any = None, *, algorithm: Any = None, trust: bool
     if isinstance(env, str) and full_name(env) != saved["env"]:
         saved |= {"env": env} if plugins.is_placeholder(saved["env"]) else {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
+    background.take_memory_as_needed()
     plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
     state, _ = restore(directory, plan, needs_memory=False)
     result = _result(plan, directory, state)
