@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,30 @@ def test_a_small_wave_is_filled_up_only_where_idle_places_take_no_time(tmp_path,
         waves._append(members, least=1)
         waves._append(fresh, least=1)
         assert [(len(wave.members), wave.size) for wave in waves.waves] == [(8, 8), (4, size)]
+
+
+def test_a_sweep_that_began_with_other_defaults_is_refused(swept, tmp_path):
+    path = tmp_path / "older"
+    shutil.copytree(swept.directory, path)
+    saved = json.loads((path / "settings.json").read_text())
+    (path / "settings.json").write_text(json.dumps(saved | {"gae_lambda": 0.8, "window": 16, "gone": 1}))
+    with pytest.raises(InputError) as error:
+        lehr.resume_sweep(path, progress=False)
+    assert str(error.value) == (
+        f"'{path}' began with other settings than those of now, defaults included: gae_lambda was 0.8 and is 0.95, "
+        f"window was 16 and is None; write the earlier ones under settings in '{path}/sweep.yaml'."
+    )
+    (path / "settings.json").write_text("[")
+    with pytest.raises(InputError, match="is damaged"):
+        lehr.resume_sweep(path, progress=False)
+
+
+def test_a_sweep_of_a_version_that_saved_no_settings_goes_on(swept, tmp_path):
+    shutil.copytree(swept.directory, tmp_path / "older")
+    (tmp_path / "older" / "settings.json").unlink()
+    found = lehr.resume_sweep(tmp_path / "older", progress=False)
+    np.testing.assert_array_equal(found.results.scores, swept.results.scores)
+    assert not (tmp_path / "older" / "settings.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,8 @@ def _search(definition: Definition, sampler: Sampler, directory: SweepDirectory,
     while asked := sampler.ask(count):
         members = members_of(asked, definition.seeds, len(tried))
         waves.trainer.know(asked)
+        if not tried:
+            directory.check_settings(waves.trainer.settings(members[0]))
         waves.train(members)
         tried += members
         if adapts:

@@ -2,6 +2,7 @@
 
 sweep.yaml            the definition
 status.json           running, finished, stopped or failed
+settings.json         all settings of the first member, with the defaults of the version that began the sweep
 waves.json            the members of each population, in the order in which they are trained
 waves/000/            a population: status.json, metrics/ in columns, checkpoints/
 report.html           what was found
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lehr.errors import InputError
+from lehr.errors import InputError, shortened
 from lehr.files import refuse_link, write_json
 from lehr.training.directory import RunDirectory
 
@@ -87,6 +88,7 @@ class SweepDirectory:
         self.definition = path / "sweep.yaml"
         self.report = path / "report.html"
         self._waves = path / "waves.json"
+        self._settings = path / "settings.json"
 
     @classmethod
     def create(cls, path: str | Path) -> "SweepDirectory":
@@ -121,6 +123,29 @@ class SweepDirectory:
     def is_finished(self, wave: Wave) -> bool:
         """Whether the members of a wave are trained."""
         return _is_finished(RunDirectory(self.wave_path(wave.number)))
+
+    def check_settings(self, settings: dict[str, Any]) -> None:
+        """Write the settings of the first member, defaults too; if a sweep is resumed, refuse others.
+
+        The definition states only what the user gave, and a later version of Lehr may have other defaults.
+        """
+        refuse_link(self._settings)
+        now = json.loads(json.dumps(settings, default=str))
+        if not self._settings.exists():
+            if not self._waves.exists():  # an earlier version wrote none
+                write_json(self._settings, now)
+            return
+        try:
+            before = dict(json.loads(self._settings.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"'{self._settings}' is damaged ({error}); restore it from a copy.") from None
+        changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+        if changed:
+            told = ", ".join(f"{name} was {before[name]} and is {now[name]}" for name in sorted(changed))
+            raise InputError(
+                f"'{self.path}' began with other settings than those of now, defaults included: "
+                f"{shortened(told, 400)}; write the earlier ones under settings in '{self.definition}'."
+            )
 
     def write_waves(self, waves: list[Wave]) -> None:
         """Write which members are trained together."""

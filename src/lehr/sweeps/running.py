@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
+from lehr import config
 from lehr.envs import AnyEnvironment
 from lehr.errors import InputError
 from lehr.report.loggers.display import waiting
@@ -116,6 +117,10 @@ class WaveTrainer:
         if key not in self._known:
             self._known[key] = Configured.of(self.algorithm, member.settings)
         return self._known[key]
+
+    def settings(self, member: Member) -> dict[str, Any]:
+        """All settings of a member, with the defaults of those that are not given."""
+        return config.to_mapping(*self._parsed(member).configs)
 
     def takes_turns(self, member: Member) -> bool:
         """Whether a member shares the places of its wave with all others of its group."""
