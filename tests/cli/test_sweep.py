@@ -216,7 +216,11 @@ def test_a_stopped_sweep_exits_with_130_and_says_how_to_continue(here, capsys, m
 
 
 def test_ctrl_c_between_waves_exits_with_130(here, capsys, monkeypatch):
-    monkeypatch.setattr(running.Waves, "_train", lambda *_: signal.raise_signal(signal.SIGINT))
+    def interrupted(*_):
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("this process ignores SIGINT, as one in the background of a script does")
+
+    monkeypatch.setattr(running.Waves, "_train", interrupted)
     assert main(["sweep", "small.yaml", "--out", "sweeps/early", "--no-progress"]) == 130
     assert capsys.readouterr().err == "lehr: interrupted.\n"
     assert json.loads((here / "sweeps" / "early" / "status.json").read_text())["status"] == "stopped"
