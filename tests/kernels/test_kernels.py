@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from lehr import kernels
 from lehr.envs.suites.lean_step import lean_step
 from lehr.errors import InputError
-from lehr.kernels import mlp, mlp_programs, written_out
+from lehr.kernels import mlp, mlp_plan, mlp_programs, written_out
 from lehr.networks import NetworkConfig, actor_critic
 from lehr.spaces import Box, Discrete
 
@@ -112,7 +112,7 @@ def test_a_backend_that_cannot_is_left_alone(monkeypatch):
     assert not chosen()  # the tests run on a CPU
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert chosen()
-    monkeypatch.setattr(mlp, "triton", None)
+    monkeypatch.setattr(mlp_plan, "triton", None)
     assert not chosen()
 
 

@@ -14,7 +14,7 @@ import lehr
 from lehr.acting.agent import observed
 from lehr.acting.policy import Policy
 from lehr.config import build
-from lehr.rewards import RewardModel
+from lehr.rewards import EnvironmentReward, RewardModel, find
 from lehr.training import checkpoint
 from lehr.training.iteration import iteration
 from lehr.training.program import assemble
@@ -143,3 +143,8 @@ def test_a_run_remembers_what_it_loaded_and_reports_a_change(tmp_path, caplog):
     assert f"The data '{rows}' changed since the last checkpoint (SHA-256 66.0 before, 78.0 now)" in caplog.text
     rows.unlink()  # to act, a run needs no data
     assert isinstance(lehr.load(tmp_path / "run", trust=True).policy, Policy)
+
+
+def test_installed_packages_are_not_searched_for_a_built_in_model(monkeypatch):
+    monkeypatch.setattr("lehr.plugins.offered", lambda group: pytest.fail(f"{group} was searched"))
+    assert find("environment") is EnvironmentReward

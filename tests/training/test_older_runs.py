@@ -13,6 +13,7 @@ import pytest
 
 import lehr
 from lehr import config
+from lehr.training import api, background
 
 RUNS = sorted(Path(__file__).with_name("older_runs").iterdir())
 
@@ -33,6 +34,21 @@ def test_a_run_of_an_older_version_goes_on(older, tmp_path):
         for name in expected.files:
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
     assert result.metrics["update"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("use", "called"), [(lehr.load, "take_memory_as_needed"), (lehr.resume, "start_device")])
+def test_memory_of_a_gpu_is_taken_as_needed_before_a_run_is_assembled(tmp_path, monkeypatch, use, called):
+    class Called(Exception):
+        pass
+
+    def note():
+        raise Called
+
+    shutil.copytree(RUNS[0], tmp_path / "run")
+    monkeypatch.setattr(background, called, note)
+    monkeypatch.setattr(api, "make_plan", lambda *_, **__: pytest.fail("the run was assembled first"))
+    with pytest.raises(Called):
+        use(tmp_path / "run")
 
 
 def test_a_run_whose_settings_say_nothing_of_windows_keeps_whole_segments(tmp_path):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lehr.kernels import lowered
+from lehr.kernels import lowered, mlp_plan
 from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import pl, triton
 
@@ -32,7 +32,7 @@ INTERPRET = False
 
 def is_able() -> bool:
     """Whether JAX has Pallas's Triton backend, and a GPU."""
-    return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
+    return mlp_plan.has_triton(INTERPRET)
 
 
 def fits(carry: jax.Array, gates: jax.Array, bias: jax.Array, reset: jax.Array) -> bool:

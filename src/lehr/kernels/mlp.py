@@ -30,10 +30,10 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from lehr.errors import InputError, closest
-from lehr.kernels import lowered
+from lehr.kernels import lowered, mlp_plan
 from lehr.kernels.members import members
 from lehr.kernels.mlp_blocks import ACTIVATIONS
-from lehr.kernels.mlp_plan import NetworksPlan, Plan, pl, triton
+from lehr.kernels.mlp_plan import NetworksPlan, Plan, pl
 from lehr.kernels.mlp_programs import Layer, Layers, backward, forward
 
 MIN_ROWS = 512
@@ -151,7 +151,7 @@ def _has_float16() -> bool:
 
 def is_able() -> bool:
     """Whether JAX has Pallas's Triton backend, and a GPU."""
-    return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
+    return mlp_plan.has_triton(INTERPRET)
 
 
 def fits(x: jax.Array, layers: Sequence[Layer], heads: Mapping[int, Layer], activation: Any) -> bool:

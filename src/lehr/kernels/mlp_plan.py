@@ -6,12 +6,19 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
+
 pl: Any
 triton: Any
 try:
     pl, triton = map(importlib.import_module, ("jax.experimental.pallas", "jax.experimental.pallas.triton"))
 except ImportError:  # later JAX versions may drop this backend: use plain JAX
     pl = triton = None
+
+
+def has_triton(interpret: bool) -> bool:
+    """Whether JAX has Pallas's Triton backend, and a GPU; the interpreter needs none."""
+    return triton is not None and (interpret or jax.default_backend() == "gpu")
 
 
 class Place(NamedTuple):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lehr.kernels import lowered
+from lehr.kernels import lowered, mlp_plan
 from lehr.kernels.members import members
 from lehr.kernels.mlp_programs import pl, triton
 from lehr.kernels.row_program import CARRIED, FIXED, PER_STEP, STATIC, Program, Unsupported, Value
@@ -58,7 +58,7 @@ DTYPES = frozenset(map(jnp.dtype, ["float32", "int32", "uint32", "bool", "int8",
 
 def is_able() -> bool:
     """Whether JAX has Pallas's Triton backend, and a GPU."""
-    return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
+    return mlp_plan.has_triton(INTERPRET)
 
 
 def fits(start: PyTree, rows: PyTree) -> bool:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lehr.kernels import lowered
+from lehr.kernels import lowered, mlp_plan
 from lehr.kernels.mlp_programs import pl, triton
 
 Drawn: TypeAlias = tuple[jax.Array, jax.Array]
@@ -31,11 +31,11 @@ INTERPRET = False
 
 def is_able() -> bool:
     """Whether JAX has Pallas's Triton backend, and a GPU."""
-    return triton is not None and (INTERPRET or jax.default_backend() == "gpu")
+    return mlp_plan.has_triton(INTERPRET)
 
 
 class Draw(NamedTuple):
-    """What is drawn."""
+    """What segments are drawn from, and how many."""
 
     permutation: jax.Array
     """int32 `[N]`: the segments in a random order."""
@@ -60,10 +60,10 @@ def fits(draw: Draw) -> bool:
 
 
 def draw_segments(draw: Draw, plain: Callable[[], Drawn]) -> Drawn:
-    """Draw; raise if JAX cannot lower the kernel.
+    """Return the segments that are drawn; raise if JAX cannot lower the kernel.
 
     Args:
-        draw: what.
+        draw: what to draw from, and how many.
         plain: computes the same in plain JAX, for programs that are not compiled for CUDA.
     """
     exponents = jnp.stack([jnp.asarray(x, jnp.float32) for x in draw.exponents])
@@ -82,6 +82,7 @@ def _drawn(
     priorities: jax.Array,
     exponents: jax.Array,
 ) -> Drawn:
+    """The kernel; `limits` are those of `Draw`, its floor and its least."""
     length = len(priorities)
     warps = NUM_WARPS if length <= MOST_SEGMENTS // 2 else MANY_NUM_WARPS
 
