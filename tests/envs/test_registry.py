@@ -1,3 +1,5 @@
+import importlib.util
+import subprocess
 import sys
 from functools import partial
 from importlib import invalidate_caches
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from lehr.envs import Environment, TimeLimit, make, names, register, registry
+from lehr.envs.adapters import ADAPTERS, adapter, listed
 from lehr.envs.builtin.classic import Acrobot, CartPole
 from lehr.errors import InputError
 from lehr.spaces import Dict
@@ -82,6 +85,42 @@ def test_the_cell_of_a_notebook_may_run_twice(monkeypatch):
 def test_errors_say_what_is_wrong(env, parameters, sentence):
     with pytest.raises(InputError, match=sentence):
         make(env, **parameters)
+
+
+@pytest.mark.parametrize("prefix", ADAPTERS)
+def test_the_names_of_a_suite_are_found_without_importing_it(prefix):
+    if importlib.util.find_spec(ADAPTERS[prefix][1]) is None:
+        assert listed(prefix) == []
+    elif prefix not in ("envpool", "jaxdem"):  # whose files do not list them
+        names = adapter(prefix).names()
+        if prefix == "gym":  # where other tests have registered their own
+            entries = {name: str(spec.entry_point) for name, spec in importlib.import_module("gymnasium").registry.items()}
+            names = [name for name in names if name in listed("gym") or entries[name].startswith("gymnasium.")]
+        assert listed(prefix) == names
+
+
+def test_what_was_registered_with_a_suite_is_suggested():
+    gymnasium = pytest.importorskip("gymnasium")
+    gymnasium.register("OwnMaze-v7", entry_point="mazes:OwnMaze")
+    try:
+        with pytest.raises(InputError, match="gym:OwnMaze-v7"):
+            make("OwnMaze-v7")
+    finally:
+        del gymnasium.registry["OwnMaze-v7"]
+
+
+def test_a_name_that_is_unknown_everywhere_imports_no_slow_suite():
+    ask = (
+        "import sys, lehr\n"
+        "for name in ('nothing like it', 'ant'):\n"
+        "    try: lehr.envs.make(name)\n"
+        "    except lehr.InputError as error: print(error)\n"
+        "print({'brax', 'gymnax', 'jumanji', 'mujoco_playground', 'pgx'} & set(sys.modules))"
+    )
+    told = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told[0].startswith("There is no environment named 'nothing like it': choose one of")
+    assert ("did you mean 'brax:ant'?" in told[1]) == (importlib.util.find_spec("brax") is not None)
+    assert told[2] == "set()"
 
 
 @pytest.mark.parametrize("name", names())

@@ -2,9 +2,12 @@
 
 import functools
 import importlib
+import importlib.util
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +30,17 @@ ADAPTERS = {
 }
 """Prefixes of other ecosystems, as in `PREFIX:NAME`: the folder of the adapter, and the package it adapts."""
 
+_KEY, _ID = r"""^ +["']([\w-]+)["'](?::|,$)""", r"""\bid=["']([^"']+)["']"""
+_LISTS = {
+    "brax": ("envs/__init__.py", _KEY),
+    "gym": ("envs/__init__.py", _ID),
+    "gymnax": ("registration.py", _KEY),
+    "jumanji": ("__init__.py", _ID),
+    "pgx": ("core.py", r'^ +"(?!bridge_bidding)([\w-]+)",$'),  # which Pgx names, but does not make
+    "playground": ("_src/*/__init__.py", _KEY),
+}
+"""The files of a package that list its environments, and how they write a name."""
+
 GYM_OPTIONS = ("vectorization", "autoreset")
 """Parameters of Gymnasium's adapter, which are not passed to a class or function that creates an environment."""
 
@@ -35,6 +49,21 @@ def adapter(prefix: str) -> ModuleType:
     """Return the module that adapts an ecosystem's environments, with `make`, `adapt` and `names`."""
     folder, _ = ADAPTERS[prefix]
     return importlib.import_module(f"lehr.envs.{folder}.{prefix}")
+
+
+def listed(prefix: str) -> list[str]:
+    """Return the names of an installed suite that are found without a slow import, most of them by reading its files.
+
+    Empty if they cannot be found in this way, or if the suite is not installed.
+    """
+    spec = importlib.util.find_spec(ADAPTERS[prefix][1])
+    if spec is None or spec.origin is None:
+        return []
+    if prefix in ("craftax", "pettingzoo"):
+        return adapter(prefix).names()
+    files, pattern = _LISTS.get(prefix, ("", ""))
+    texts = [file.read_text(encoding="utf-8") for file in Path(spec.origin).parent.glob(files)] if files else []
+    return sorted({name for text in texts for name in re.findall(pattern, text, re.MULTILINE)})
 
 
 def is_factory(thing: Any) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lehr import plugins
-from lehr.envs.adapters import ADAPTERS, adapted, adapter, makes_environments, unfolded
+from lehr.envs.adapters import ADAPTERS, adapted, adapter, listed, makes_environments, unfolded
 from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.envs.wrappers import TimeLimit
 from lehr.errors import InputError, quoted, shortened
@@ -219,7 +219,7 @@ def _in_a_suite(name: str) -> list[str]:
     """Return an environment of exactly this name in an installed suite, with its prefix; or nothing."""
     for prefix, (_, package) in ADAPTERS.items():
         with contextlib.suppress(InputError):  # a package that cannot be imported
-            if importlib.util.find_spec(package) and name in adapter(prefix).names():
+            if importlib.util.find_spec(package) and name in (listed(prefix) or adapter(prefix).names()):
                 return [f"{prefix}:{name}"]
     return []
 
