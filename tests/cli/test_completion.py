@@ -9,9 +9,13 @@ from lehr import algorithms, envs
 from lehr.algorithms.ppo import Config
 from lehr.cli import COMMANDS, main
 from lehr.cli.lists import LISTS
+from lehr.envs.adapters import listed
 
 ASK = {  # how to ask each shell, with FILE for the script and WORDS for what was typed
-    "bash": ["-c", 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _lehr; printf "%s\\n" "${COMPREPLY[@]}"'],
+    "bash": [
+        "-c",
+        'source "$0"; COMP_WORDBREAKS=":"; COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}; _lehr; printf "%s\\n" "${COMPREPLY[@]}"',
+    ],
     # zsh completes only at a terminal: here its helpers print what they would offer, of which it takes what fits.
     "zsh": [
         "-fc",
@@ -39,7 +43,9 @@ def complete(request, tmp_path_factory):
             command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": str(script.parent)}
         )
         assert done.stderr == ""
-        return sorted(line.partition("\t")[0] for line in done.stdout.splitlines() if line)
+        typed = words[-1].rpartition(":")[0] if request.param == "bash" else ""  # bash keeps what ends in a colon
+        prefix = f"{typed}:" if typed else ""
+        return sorted(prefix + line.partition("\t")[0] for line in done.stdout.splitlines() if line)
 
     return ask
 
@@ -56,6 +62,19 @@ def test_commands_options_and_values(complete):
     assert complete("train", "ppo", "--preset", "") == sorted(Config.PRESETS)
     assert complete("train", "dreamer", "--train-r") == ["--train-ratio"]
     assert complete("train", "ppo", "--train-r") == [], "a setting of another algorithm"
+
+
+@pytest.mark.parametrize("prefix", ["brax", "gymnax", "pgx"])
+def test_environments_of_a_suite(complete, prefix):
+    known = [f"{prefix}:{name}" for name in listed(prefix)]
+    if not known:
+        pytest.skip(f"needs {prefix}")
+    assert complete("train", "ppo", "--env", f"{prefix}:") == sorted(known)
+    assert complete("eval", "a_run", "--env", known[0][:-1]) == [
+        name for name in known if name.startswith(known[0][:-1])
+    ]
+    assert complete("train", "ppo", "--env", prefix) == [f"{prefix}:"], "its environments come after the colon"
+    assert complete("train", "ppo", "--env", f"{prefix}:{known[0]}x") == []
 
 
 def test_a_shell_that_is_not_known(capsys):

@@ -4,6 +4,7 @@ The script contains all of them, read from the parsers when it is written. Compl
 """
 
 import argparse
+import functools
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from lehr import algorithms, envs, rewards, zoo
 from lehr.cli import COMMANDS, make_parsers
 from lehr.config.build import presets_of
-from lehr.envs.adapters import ADAPTERS
+from lehr.envs.adapters import ADAPTERS, listed
 from lehr.errors import InputError, closest
 from lehr.training.plan import settings_classes
 
@@ -45,6 +46,8 @@ class Option(NamedTuple):
     """Values to offer: empty for files, or for a text of the user's own; None if the flag takes no value."""
     is_place: bool
     """Whether the value is a file or a directory."""
+    prefixed: tuple[str, ...] = ()
+    """Values to offer instead once the user has typed a prefix with its colon, such as `brax:`."""
 
 
 class Context(NamedTuple):
@@ -98,8 +101,13 @@ def _values() -> dict[str, tuple[str, ...]]:
     return {"--env": (*envs.names(), *suites), "--reward-model": tuple(rewards.BUILT_IN), "--on": ("ray",)}
 
 
+@functools.cache
+def _prefixed() -> dict[str, tuple[str, ...]]:
+    return {"--env": tuple(f"{prefix}:{name}" for prefix in ADAPTERS for name in listed(prefix))}
+
+
 def _options(parser: argparse.ArgumentParser, values: dict[str, tuple[str, ...]]) -> tuple[Option, ...]:
-    formatter, found = parser._get_formatter(), []
+    formatter, found, prefixed = parser._get_formatter(), [], _prefixed()
     for action in parser._actions:
         if not action.option_strings or action.help == argparse.SUPPRESS:
             continue
@@ -108,7 +116,8 @@ def _options(parser: argparse.ArgumentParser, values: dict[str, tuple[str, ...]]
         for flag in action.option_strings:
             offered = None if action.nargs == 0 else values.get(flag, known)
             if flag.startswith("--"):
-                found.append(Option(flag, formatter._expand_help(action), offered, metavar in _PLACES))
+                described = formatter._expand_help(action)
+                found.append(Option(flag, described, offered, metavar in _PLACES, prefixed.get(flag, ())))
     return tuple(found)
 
 
@@ -147,18 +156,24 @@ _CASES = """\
 {foot}
 """
 
+# Bash splits COMP_WORDS at colons too, and replaces only what follows the last one.
 _BASH = _CaseShell(
     pattern="{})",
     head="""\
 # Completion of lehr for bash.
 _lehr() {
-    local word="${COMP_WORDS[COMP_CWORD]}" previous="${COMP_WORDS[COMP_CWORD - 1]}"
+    local line="${COMP_LINE:0:COMP_POINT}" typed last
+    read -ra typed <<< "$line"
+    [[ "$line" == *[[:space:]] ]] && typed+=("")
+    last=$((${#typed[@]} - 1))
+    local word="${typed[last]}" previous="${typed[last - 1]}"
     local context="" flags="" words="" each""",
-    words='"${COMP_WORDS[@]:1:COMP_CWORD - 1}"',
+    words='"${typed[@]:1:last - 1}"',
     offers_flags='[[ "$word" == -* ]] && words="$flags"',
     foot="""\
     COMPREPLY=($(compgen -W "$words" -- "$word"))
     [[ "${COMPREPLY[*]}" == *: ]] && compopt -o nospace 2>/dev/null
+    [[ "$word" == *:* && "$COMP_WORDBREAKS" == *:* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%:*}:"}")
     return 0
 }
 complete -o default -F _lehr lehr""",
@@ -171,10 +186,11 @@ _ZSH = _CaseShell(
 # Completion of lehr for zsh.
 _lehr() {
     local word="$words[CURRENT]" previous="$words[CURRENT-1]" context="" each
-    local -a flags offered""",
+    local -a flags offered suites""",
     words='"${(@)words[2,CURRENT-1]}"',
     offers_flags='if [[ "$word" == -* ]]; then _describe option flags; return; fi',
     foot="""\
+    if (( $#suites )); then _describe suite suites -S ''; fi
     if (( $#offered )); then _describe value offered; else _files; fi
 }
 if [[ "$funcstack[1]" == _lehr ]]; then _lehr "$@"; else compdef _lehr lehr; fi""",
@@ -212,7 +228,8 @@ def bash(found: Sequence[Context]) -> str:
 
     def values(option: Option) -> str:
         action = "" if option.is_place or option.values else "; compopt +o default 2>/dev/null"
-        return f"words={shlex.quote(' '.join(option.values or ()))}{action}"
+        within = f'; [[ "$word" == *:* ]] && words={shlex.quote(" ".join(option.prefixed))}' if option.prefixed else ""
+        return f"words={shlex.quote(' '.join(option.values or ()))}{within}{action}"
 
     return _with_cases(_BASH, found, offers, values)
 
@@ -224,14 +241,24 @@ def zsh(found: Sequence[Context]) -> str:
         escaped = ((word.replace(":", "\\:"), _first_sentence(text)) for word, text in pairs)
         return " ".join(shlex.quote(f"{word}:{text}") for word, text in escaped)
 
+    def listed_in(words: Iterable[str]) -> str:
+        escaped = (word.replace(":", "\\:") for word in words)
+        return f"({' '.join(map(shlex.quote, escaped))})"
+
     def offers(context: Context) -> str:
         options = described((option.flag, option.help) for option in context.options)
         return f"flags=({options}); offered=({described(context.arguments.items())})"
 
     def values(option: Option) -> str:
         action = "" if option.is_place or option.values else "; _message value; return"
-        offered = (word.replace(":", "\\:") for word in option.values or ())
-        return f"offered=({' '.join(map(shlex.quote, offered))}){action}"
+        offered = [value for value in option.values or () if not value.endswith(":")]
+        suites = [value for value in option.values or () if value.endswith(":")]
+        if not suites:
+            return f"offered={listed_in(offered)}{action}"
+        return (
+            f'if [[ "$word" == *:* ]]; then offered={listed_in(option.prefixed)}; '
+            f"else offered={listed_in(offered)}; suites={listed_in(suites)}; fi"
+        )
 
     return _with_cases(_ZSH, found, offers, values)
 
@@ -281,10 +308,19 @@ def fish(found: Sequence[Context]) -> str:
         if context.words and not context.arguments:
             lines.append(f"{start} -F")
         for option in context.options:
-            line = f"{start} -l {option.flag.removeprefix('--')} -d {_fish_quoted(_first_sentence(option.help))}"
-            if option.values is not None:
-                line += " -r -F" if option.is_place else f" -x -a {_fish_quoted(' '.join(option.values))}"
-            lines.append(line)
+            flag, values = f"-l {option.flag.removeprefix('--')}", option.values
+            flag += f" -d {_fish_quoted(_first_sentence(option.help))}"
+            if values is None:
+                lines.append(f"{start} {flag}")
+            elif option.prefixed:
+                has_colon, where = "commandline -ct | string match -q '*:*'", f"__lehr_in {_fish_quoted(context.words)}"
+                for condition, offered in ((f"not {has_colon}", values), (has_colon, option.prefixed)):
+                    when = _fish_quoted(f"{where}; and {condition}")
+                    lines.append(f"complete -c lehr -n {when} {flag} -x -a {_fish_quoted(' '.join(offered))}")
+            else:
+                lines.append(
+                    f"{start} {flag} " + ("-r -F" if option.is_place else f"-x -a {_fish_quoted(' '.join(values))}")
+                )
     transitions = _transitions(
         found,
         lambda case, words: f"            case {_fish_quoted(case)}\n                set context {_fish_quoted(words)}",
