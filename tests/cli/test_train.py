@@ -22,7 +22,7 @@ import lehr
 from lehr import algorithms, config
 from lehr.acting.export.numpy_policy import NumpyPolicy
 from lehr.algorithms import ppo
-from lehr.cli import main
+from lehr.cli import COMMANDS, main
 from lehr.cli.play import episode
 from lehr.cli.summary import _next, print_summary
 from lehr.envs import Environment
@@ -253,6 +253,24 @@ def test_help_has_the_docstrings_of_the_algorithms_settings(capsys, monkeypatch)
             assert f"--{field.name.replace('_', '-')}" in shown
             assert field.help in shown
     assert "classic, puffer" in shown
+
+
+def test_help_begins_with_what_most_users_change(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["train", "ppo", "--help"])
+    flags = re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.MULTILINE)
+    first = ["--run-dir", "--env", "--total-steps", "--seed", "--num-envs", "--learning-rate", "--clip-range"]
+    later = ["--target-kl", "--optimiser", "--torso", "--distributed"]
+    assert [flag for flag in flags if flag in (*first, *later)] == [*first, *later]
+
+
+@pytest.mark.parametrize("words", [*([name] for name in COMMANDS), *(["train", name] for name in algorithms.names())])
+def test_help_fits_into_80_columns(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
 def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):

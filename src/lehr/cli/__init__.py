@@ -11,10 +11,10 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import lehr
-from lehr import garbage
+from lehr import garbage, plugins
 from lehr.errors import InputError, closest
 
 _INTERRUPTED = 130
@@ -84,7 +84,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help="allow the run or config file to import code outside Lehr")
 
 
-def add_distributed(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+def add_distributed(parser: argparse._ActionsContainer, words: Sequence[str]) -> None:
     """Add `--distributed`, which makes this one of several processes of a run, and `--on ray`, which starts them."""
     parser.add_argument(
         "--distributed",
@@ -126,8 +126,21 @@ def find_own_code() -> None:
         sys.path.append("")
 
 
+class _Formatter(argparse.HelpFormatter):
+    """argparse's help, with the value of an option that has two names after the second only, as in Python 3.13."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with errors raised as `InputError`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_Formatter, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that `main` prints."""

@@ -8,6 +8,7 @@ import lehr
 from lehr import config, plugins
 from lehr.cli import add_distributed, add_trust, find_own_code, run_elsewhere
 from lehr.cli.summary import exit_code, print_summary
+from lehr.cli.train import FIRST
 from lehr.errors import InputError
 from lehr.training import settings_file
 from lehr.training.api import check_trust
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     parser.epilog = None
     titles = [f"{name} settings" for name in ("run", algorithm, "reward")]
     run_settings, own, _, reward = settings_classes(algorithm, saved)
-    config.add_flags(parser, [run_settings, own, reward], titles)
+    config.add_flags(parser, [run_settings, own, reward], titles, FIRST)
 
 
 def run(arguments: argparse.Namespace) -> int:

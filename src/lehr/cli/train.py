@@ -19,6 +19,13 @@ from lehr.training.plan import RunConfig, settings_classes
 _OTHER_NAMES = [f"--{name}" for name in ("env_id", "env-id", "env_name", "env-name")]
 """What other libraries call `--env`."""
 
+FIRST = (
+    *("env", "env_parameters", "total_steps", "seed"),
+    *("num_envs", "horizon", "learning_rate", "discount", "gae_lambda", "entropy_coef", "value_coef"),
+    *("clip_range", "epochs", "minibatches", "max_grad_norm"),
+)
+"""The settings that the help lists first, since most users change these."""
+
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Add the algorithm, where its settings come from, and a flag for each setting of the algorithm in `words`."""
@@ -29,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
             "The algorithm is missing; name it first, as in 'lehr train ppo', or set 'algorithm: ppo' in the --config "
             f"file; known: {known}"
         )
-    parser.usage = f"lehr train {algorithm or 'ALGORITHM'} [--env NAME] [--total-steps STEPS] [--SETTING VALUE ...]"
+    start = "lehr train"
+    more = " " * len(f"usage: {start} ") + "[--SETTING VALUE ...]"
+    parser.usage = f"{start} {algorithm or 'ALGORITHM'} [--env NAME] [--total-steps STEPS]\n{more}"
     parser.epilog = (
         "A SCHEDULE is a number or a text such as '0.03 -> 0.001 cosine'; preview it with 'lehr schedule'. Names from "
         "other libraries work too, such as --ent-coef and --gamma ('lehr list coefficients' shows them all), and so do "
@@ -61,11 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         help="train several seeds at once, as a sweep of seeds alone: how many, or which, such as 3,7,11; compiled "
         "environments only",
     )
-    add_distributed(parser, words)
     add_trust(parser)
     titles = [f"{name} settings" for name in ("run", *([] if algorithm is None else [algorithm]), "network", "reward")]
     classes = [RunConfig, NetworkConfig] if algorithm is None else settings_classes(algorithm, chosen)
-    config.add_flags(parser, classes, titles[: len(classes)])
+    config.add_flags(parser, classes, titles[: len(classes)], FIRST)
+    add_distributed(parser.add_argument_group("several machines"), words)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -39,11 +39,14 @@ _METAVARS = {
 }
 
 
-def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, classes: Sequence[type], groups: Sequence[str], first: Sequence[str] = ()
+) -> None:
     """Add one flag per field of the classes to the parser, with one title of `groups` per class.
 
-    A flag's help is the docstring under its field. Aliases, other libraries' settings that can be converted, and a
-    coefficient's `-schedule` and `-warmup-steps` are flags too, but hidden in the help. Values are texts until `build`.
+    The help lists the fields in `first` at the beginning of their group. A flag's help is the docstring under its
+    field. Aliases, other libraries' settings that can be converted, and a coefficient's `-schedule` and `-warmup-steps`
+    are flags too, but hidden in the help. Values are texts until `build`.
     """
     fields_of(classes)  # checks that the names are disjoint
     _classes[parser] = tuple(classes)
@@ -55,8 +58,9 @@ def add_flags(parser: argparse.ArgumentParser, classes: Sequence[type], groups: 
         if presets and hasattr(cls, "PRESETS"):
             _add(group, "preset", metavar="NAME", help=f"Preset for settings that are not given: {', '.join(presets)}.")
             presets = {}  # one flag for all classes
-        for field in describe(cls):
-            _add_field(group, field)
+        own = {field.name: field for field in describe(cls)}
+        for name in dict.fromkeys([*(name for name in first if name in own), *own]):
+            _add_field(group, own[name])
     for cls in classes:
         for field in describe(cls):
             _add_aliases(parser, field)
