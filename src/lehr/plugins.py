@@ -9,6 +9,7 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import re
 import sys
 import warnings
@@ -21,6 +22,8 @@ from typing import Any
 from lehr.errors import InputError, quoted, shortened
 
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_FILE = re.compile(r"[^\s,=:]+\.py(?=:[A-Za-z_])")
+"""The file in `path/to/mine.py:Name`."""
 
 _in_use: set[str] = set()
 """Names of the user's own code that runs of this process use."""
@@ -57,6 +60,34 @@ def is_reference(text: Any) -> bool:
     (True, False, False)
     """
     return isinstance(text, str) and _REFERENCE.fullmatch(text) is not None
+
+
+def with_modules(text: str) -> str:
+    """Return a text that the user typed with `module:Name` for each `path/to/mine.py:Name` whose file exists.
+
+    That is the name which a run saves, and which another process finds in the same working directory.
+
+    >>> with_modules("mine:Mine"), with_modules("--env=there/is/no/such.py:Maze")
+    ('mine:Mine', '--env=there/is/no/such.py:Maze')
+    """
+    return _FILE.sub(lambda match: _module_of(match[0]), text)
+
+
+def _module_of(file: str) -> str:
+    """The module of a file below the working directory; the file itself if there is none."""
+    if not Path(file).is_file():
+        return file
+    path, folder = Path(os.path.abspath(file)), Path.cwd()
+    if not path.is_relative_to(folder):
+        raise InputError(f"The file '{file}' is outside the working directory; run lehr in the file's folder.")
+    parts = path.relative_to(folder).with_suffix("").parts
+    for part in parts:
+        if not part.isidentifier():
+            raise InputError(
+                f"Python cannot import the file '{file}', because {part!r} is not a Python name; rename it, for "
+                f"example to {re.sub(r'[^0-9A-Za-z_]', '_', part)!r}."
+            )
+    return ".".join(parts)
 
 
 def import_object(reference: str, what: str) -> Any:

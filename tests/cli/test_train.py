@@ -425,6 +425,39 @@ def test_what_is_recommended_after_a_run_with_own_code_is_not_refused(copied):
     ]
 
 
+def test_own_code_may_be_named_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    folder = tmp_path / "by_file" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "my_tasks.py").write_text(
+        "from lehr.algorithms.ppo import Algorithm\nfrom lehr.envs.builtin.classic import CartPole\n"
+        "class Mine(Algorithm):\n    pass\nclass Pole(CartPole):\n    pass\n"
+    )
+    task = "--env=./by_file/inner/my_tasks.py:Pole"
+    words = ["train", folder / "my_tasks.py:Mine", task, "--total-steps", TOTAL, "--run-dir", "run", *FLAGS.split()]
+    assert call(*words)[0] == 0
+    saved = config.from_yaml("run/config.yaml")
+    assert (saved["algorithm"], saved["env"]) == ("by_file.inner.my_tasks:Mine", "by_file.inner.my_tasks:Pole")
+    for name in [name for name in sys.modules if name.startswith("by_file")]:
+        del sys.modules[name]
+    assert "which would run code from" in mistake("resume", "run")
+    assert call("resume", "run", "--trust")[0] == 0
+
+
+def test_mistakes_with_files_of_own_code(tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    for name in ("mine.py", "inner/not-mine.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert "'not-mine' is not a Python name; rename it, for example to 'not_mine'" in mistake(
+        "train", "inner/not-mine.py:Mine"
+    )
+    assert "'other.py:Mine' could not be imported (No module named 'other')" in mistake("train", "other.py:Mine")
+    monkeypatch.chdir(tmp_path / "inner")
+    assert "The file '../mine.py' is outside the working directory" in mistake("train", "../mine.py:Mine")
+
+
 def test_a_run_that_was_stopped_before_its_first_update_has_a_summary(copied):
     (copied / "metrics.jsonl").write_text("")
     (copied / "curve.png").unlink()

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
+        words = [plugins.with_modules(word) for word in words]
         arguments = _parse(words)
         return arguments.run(arguments) or 0
     except KeyboardInterrupt:
