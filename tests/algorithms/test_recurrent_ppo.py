@@ -240,6 +240,9 @@ def test_without_a_memory_there_is_nothing_to_burn_in():
     assert algorithm_of("mlp", ppo, window=3).config.minibatching == "segments"
     with pytest.raises(InputError, match="burn_in is 2, but the network is not recurrent"):
         algorithm_of("mlp", ppo, window=3, burn_in=2)
+    assert algorithm_of("mlp", ppo, horizon=64, window="auto", burn_in="auto").config.burn_in == 0
+    plan = make_plan("ppo", {**SMALL, "horizon": 64, "window": 16, "burn_in": "auto", "torso": "mlp"})
+    assert (plan.mapping["window"], plan.mapping["burn_in"]) == (16, 0)
 
 
 # What `auto` means ----------------------------------------------------------------------------------------------------
@@ -270,10 +273,10 @@ def test_without_a_memory_there_is_nothing_to_burn_in():
 )
 def test_auto_takes_the_largest_windows_that_fit(settings, window, burn_in):
     asked, _ = config.build(algorithms.settings_of("recurrent_ppo"), settings)
-    chosen = asked.for_spaces(SPACES)
+    chosen = asked.for_network(is_recurrent=True)
     assert (chosen.window, chosen.burn_in) == (window, burn_in)
-    assert asked.with_windows().window == window  # also without spaces
-    assert chosen.for_spaces(SPACES) == chosen
+    assert asked.for_devices(1).window == window  # known before the network is
+    assert chosen.for_devices(1).for_network(is_recurrent=True) == chosen
 
 
 @pytest.mark.parametrize("segments", [1, 4, 7])
@@ -295,6 +298,28 @@ def test_a_run_states_its_windows():
     assert windows() == (32, 8)
     assert windows(window="none") == (None, 0)
     assert windows(window=16) == (16, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices", "window"),
+    [
+        ({}, 8, 32),
+        ({"minibatches": 16}, 4, 32),
+        ({"minibatches": 16}, 8, 16),  # a device has 8 windows of 32
+        ({"minibatches": 8, "accumulate": 4}, 8, 8),
+        ({"minibatches": 16}, 16, 16),  # more than can share the environments, which is refused elsewhere
+        ({"minibatches": 16, "window": 32}, 8, 32),
+    ],
+)
+def test_automatic_windows_fill_the_minibatches_of_each_device(settings, devices, window):
+    asked, _ = config.build(algorithms.settings_of("recurrent_ppo"), settings)
+    assert asked.for_devices(devices).window == window
+
+
+def test_a_run_cuts_windows_for_the_devices_that_it_asks_for():
+    settings = {**SMALL, "num_envs": 8, "horizon": 64, "minibatches": 4}
+    assert make_plan("recurrent_ppo", settings).mapping["window"] == 32
+    assert make_plan("recurrent_ppo", {**settings, "devices": 8}).mapping["window"] == 16
 
 
 def test_an_algorithm_cuts_the_windows_that_its_settings_leave_open():

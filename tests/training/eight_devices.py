@@ -59,6 +59,16 @@ def test_there_are_eight_devices():
     assert jax.device_count() == 8
 
 
+def test_automatic_windows_fill_the_minibatches_of_eight_devices(tmp_path):
+    def windows(**more):
+        """The length of windows, and the number of devices that share them; each has two segments of 64 steps."""
+        plan = planned("recurrent_ppo", tmp_path, horizon=64, minibatches=8, **more).on_devices()
+        return plan.settings.window, plan.sharding.devices
+
+    assert windows() == (32, 4)
+    assert windows(devices=8) == (16, 8)
+
+
 # What crosses between devices ----------------------------------------------------------------------------------------
 
 

@@ -124,7 +124,7 @@ class Algorithm(ActorCriticAlgorithm):
     Config: ClassVar[type] = Config
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "config", self.config.with_windows())
+        object.__setattr__(self, "config", self.config.for_network(self.network.is_recurrent))
         whole = self.network.is_recurrent or self.config.advantage == "vtrace" or self.config.window is not None
         if self.config.minibatching == "auto":
             chosen: Literal["flat", "segments"] = "segments" if whole else "flat"

@@ -158,6 +158,14 @@ class Settings:
             chosen["normalise_rewards"] = is_continuous
         return replace(self, **chosen) if chosen else self
 
+    def for_devices(self, number: int) -> Self:
+        """Return the settings with what `auto` means where this many devices share the environments."""
+        return self
+
+    def for_network(self, is_recurrent: bool) -> Self:
+        """Return the settings with what `auto` means for a network with or without memory."""
+        return self
+
     @property
     def acting_lag(self) -> int:
         """Number of updates that the acting policy is behind the learner, on one device."""
@@ -325,7 +333,7 @@ class SegmentSettings(ClippedSettings, VTraceSettings):
     divisor of horizon from 8 to 32, or none with vtrace."""
     burn_in: CountOrAuto = 0
     """Steps before each window that refresh its recurrent state, without a loss; auto takes a quarter of the window, or
-    0 if segments are whole."""
+    0 if segments are whole or the network is not recurrent."""
     accumulate: int = 1
     """Split each minibatch into this many parts to save memory; the gradient stays that of the whole."""
     advantage: Advantage = "gae"
@@ -341,7 +349,7 @@ class SegmentSettings(ClippedSettings, VTraceSettings):
             raise InputError(
                 "advantage is 'vtrace', which needs whole segments; set minibatching to auto, segments or prioritised."
             )
-        window, burn_in = self._windows
+        window, burn_in = self._windows()
         sequences.check(self.horizon, window, burn_in)
         if window is not None and self.advantage == "vtrace":
             raise InputError(
@@ -354,24 +362,26 @@ class SegmentSettings(ClippedSettings, VTraceSettings):
                 "to auto, segments or prioritised, or window to none."
             )
 
-    def for_spaces(self, spaces: Spaces) -> Self:
-        """Return the settings with what `auto` means for these spaces and for the length of segments."""
-        return super().for_spaces(spaces).with_windows()
+    def for_devices(self, number: int) -> Self:
+        """Return the settings with a `window` that fills the minibatches of each device, if there is one."""
+        return self if self.window != "auto" else replace(self, window=self._windows(number)[0])
 
-    def with_windows(self) -> Self:
-        """Return the settings with what `auto` means for `window` and `burn_in`."""
-        window, burn_in = self._windows
+    def for_network(self, is_recurrent: bool) -> Self:
+        """Return the settings with what `auto` means for `window` and `burn_in`, which is 0 without memory."""
+        window, burn_in = self._windows()
+        if self.burn_in == "auto" and not is_recurrent:
+            burn_in = 0
         return self if "auto" not in (self.window, self.burn_in) else replace(self, window=window, burn_in=burn_in)
 
-    @property
-    def _windows(self) -> tuple[int | None, int]:
-        """The length of windows, `None` for whole segments, and of their burn-in."""
+    def _windows(self, devices: int = 1) -> tuple[int | None, int]:
+        """The length of windows, `None` for whole segments, and of their burn-in if the network has a memory."""
         if self.window != "auto":
             window = self.window
         elif self.advantage == "vtrace" or self.minibatching == "flat":
             window = None
         else:
-            window = sequences.auto_window(self.horizon, self.num_envs, self.minibatches * self.accumulate)
+            segments = max(1, self.num_envs // devices)
+            window = sequences.auto_window(self.horizon, segments, self.minibatches * self.accumulate)
         if self.burn_in != "auto":
             return window, self.burn_in
         return window, 0 if window is None or window == self.horizon else window // 4

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import jax
 
 from lehr import algorithms, config, garbage, rewards
+from lehr.acting.agent import has_memory
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.config import CountOrAll, Names, Plugin
 from lehr.envs import (
@@ -289,6 +290,7 @@ def make_plan(
         if run.frame_stack > 1:
             made = _stacked(made, run.frame_stack)
     algorithm_config = algorithm_config.for_spaces(Spaces(made.observation_space, made.action_space))
+    algorithm_config = algorithm_config.for_devices(_fewest_devices(run.devices))
     found = algorithms.find(algorithm, {config.underscored(key): value for key, value in settings.items()})
     reward_model = rewards.find(run.reward_model)
     loaded = Loaded()
@@ -310,13 +312,20 @@ def make_plan(
     )
     if isinstance(made, HostEnvironment) and not abstract:
         state = complete(program, state, run.overlap)
-    parsed = run, algorithm_config, network, reward_config
+    parsed = run, algorithm_config.for_network(has_memory(program.algorithm)), network, reward_config
     return Plan(name, *parsed, made, program, state, loaded, notes, runner=runner)
 
 
 def _most_devices(wanted: int | Literal["all"]) -> int:
     """How many devices may share a run."""
     return jax.device_count() if wanted == "all" else wanted
+
+
+def _fewest_devices(wanted: int | Literal["all"]) -> int:
+    """How many devices share a run at least: one of each process, if `all` does not say how many."""
+    if wanted != "all":
+        return wanted
+    return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def _with_evaluations(run: RunConfig, adopted: Adopted, given: Mapping[str, Any]) -> tuple[RunConfig, tuple[str, ...]]:
