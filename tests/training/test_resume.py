@@ -389,11 +389,13 @@ def test_a_finished_run_stays_as_it_is(whole):
     assert RunDirectory(whole).read_status()["status"] == "finished"
 
 
-def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys):
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys, caplog, progress):
     path = stopped(60, clip_range="0.2 -> 0.1 over 960", total_steps=32 * 20)
     before = rows_of(path)
-    lehr.resume(path, total_steps=32 * 40, progress=True)
-    assert "The budget changes from 640 to 1280 env steps" in " ".join(capsys.readouterr().err.split())
+    lehr.resume(path, total_steps=32 * 40, progress=progress)
+    told = capsys.readouterr().err if progress else caplog.text
+    assert "The budget changes from 640 to 1280 env steps" in " ".join(told.split())
     rows = rows_of(path)
     assert rows[:20] == before
     assert len(rows) == 40

@@ -186,7 +186,7 @@ def resume(
             _share_directory(plan, directory, resumes=True)
             loop = _begin(plan, directory, progress_fn, resumes=True)
             if saved["total_steps"] != plan.run.total_steps:
-                loop.say(
+                loop.warn(
                     f"The budget changes from {saved['total_steps']} to {plan.run.total_steps} env steps: schedules "
                     "relative to the budget are stretched to the new one."
                 )
