@@ -36,10 +36,26 @@ ANT = {
     "normalise_observations": True,
     "normalise_rewards": True,
 }
+HIDDEN = {  # whole segments, as in the table of docs/runs.md
+    "env": "CartPole-Hidden-v1",
+    "total_steps": 100_000,
+    "num_envs": 8,
+    "horizon": 32,
+    "window": None,
+    "burn_in": 0,
+    "epochs": 20,
+    "minibatches": 1,
+    "normalise_observations": True,
+    "learning_rate": "1e-3 -> 0",
+    "entropy_coef": 0.0,
+    "clip_range": "0.2 -> 0.001",
+    "discount": 0.98,
+    "gae_lambda": 0.8,
+}
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "cartpole": ("ppo", {"env": "CartPole-v1", "total_steps": 2_000_000, "num_envs": 256, "horizon": 32}),
     "acrobot": ("a2c", {"env": "Acrobot-v1", "total_steps": 1_000_000, "num_envs": 64}),
-    "hidden": ("recurrent_ppo", {"env": "CartPole-Hidden-v1", "total_steps": 100_000}),
+    "hidden": ("recurrent_ppo", HIDDEN),
     "puffer": ("ppo", {"env": "Pendulum-v1", "total_steps": 2_000_000, "num_envs": 512, "preset": "puffer"}),
     "ant": ("ppo", ANT),
     "breakout": ("ppo", {"env": "gymnax:Breakout-MinAtar", "total_steps": 500_000, "num_envs": 64, "horizon": 128}),
