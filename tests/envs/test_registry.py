@@ -94,7 +94,9 @@ def test_the_names_of_a_suite_are_found_without_importing_it(prefix):
     elif prefix not in ("envpool", "jaxdem"):  # whose files do not list them
         names = adapter(prefix).names()
         if prefix == "gym":  # where other tests have registered their own
-            entries = {name: str(spec.entry_point) for name, spec in importlib.import_module("gymnasium").registry.items()}
+            entries = {
+                name: str(spec.entry_point) for name, spec in importlib.import_module("gymnasium").registry.items()
+            }
             names = [name for name in names if name in listed("gym") or entries[name].startswith("gymnasium.")]
         assert listed(prefix) == names
 
