@@ -97,7 +97,7 @@ class Workers(Group):
         step_timeout: float | None,
     ) -> None:
         self.name, self.step_timeout, self.broken = name, step_timeout, False
-        context = multiprocessing.get_context("forkserver")  # forking is not safe after JAX has been used
+        context: Any = multiprocessing.get_context("forkserver")  # forking is not safe after JAX has been used
         memory = create_shared_memory(space, n=len(functions), ctx=context)
         self.memory = read_from_shared_memory(space, memory, n=len(functions))
         self.pipes: list[connection.Connection] = []
