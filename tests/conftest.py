@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import gc
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import hypothesis
 import jax
 import pytest
+from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -57,6 +59,10 @@ def _put(cache, key, value):
 
 LRUCache.put = _put
 
+# JAX makes a context for each program that it lowers, in 3 ms; most programs of tests are single operations, which are
+# lowered in less. Those of a file share one.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+
 # Repeatable everywhere, and patient: a busy machine must not fail a test.
 hypothesis.settings.register_profile(
     "lehr",
@@ -82,6 +88,7 @@ MOST_MAPS = 25_000
 
 def _forget_programs():
     jax.clear_caches()
+    mlir.make_ir_context.cache_clear()
     gc.collect()
 
 
