@@ -51,6 +51,7 @@ COMMANDS: dict[str, Command] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
+    garbage.stays_at_exit()
     try:
         words = [plugins.with_modules(word) for word in words]
         arguments = _parse(words)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lehr import garbage
 from lehr.errors import InputError, closest
 from lehr.report.plots import COLOURS, plain, save_figure, steps_text, tidy
 from lehr.schedules.phases import MOST_STEPS
@@ -32,8 +33,9 @@ _TITLE_WIDTH = 92
 
 def load() -> None:
     """Import what a figure needs, which takes as long as drawing it."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
+    with garbage.paused():
+        import matplotlib.backends.backend_agg
+        import matplotlib.figure  # noqa: F401
 
 
 def learning_curve(
