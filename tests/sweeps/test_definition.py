@@ -39,6 +39,8 @@ seeds: 5
 """
 RANGE = {"low": 0.1, "high": 0.3}
 
+build = Configured.of
+
 
 @pytest.fixture
 def definition(tmp_path):
@@ -196,6 +198,35 @@ def test_groups_share_a_program():
     assert group([64], 1e-3) == group([64], "1e-3 -> 0")
     assert group([64], 1e-3) != group([32], 1e-3)
     assert group([64], 1e-3) != group([64], "adaptive_kl(3e-4, target=0.01)")
+
+
+SWEPT = {
+    "parts": {"lr": {"start": {"low": 1e-4, "high": 1e-2, "scale": "log"}, "end": 0, "shape": ["linear", "cosine"]}},
+    "kinds": {"lr": [1e-3, "adaptive_kl(3e-4, target=0.01)", "1e-3 -> 0"], "max_grad_norm": ["none", 0.5]},
+    "reward": {"discriminator_learning_rate": {"low": 1e-4, "high": 1e-3}},
+    "static": {"lr": RANGE, "hidden_sizes": [[8], [16]]},
+}
+
+
+@pytest.mark.parametrize("swept", SWEPT)
+@pytest.mark.parametrize("settings", [{}, {"total_steps": 4096, "optimiser": "sgd", "preset": "classic"}])
+def test_configurations_are_parsed_as_each_by_itself(swept, settings):
+    algorithm = "gail" if swept == "reward" else "ppo"
+    known = {} if swept == "reward" else settings
+    for one in configurations(given(SWEPT[swept], algorithm=algorithm, settings=known, sampler="random", samples=6)):
+        assert one.parsed == Configured.of(algorithm, one.settings)
+
+
+def test_what_configurations_share_is_parsed_once(monkeypatch):
+    parsed = []
+
+    def counted(*arguments):
+        parsed.append(arguments)
+        return build(*arguments)
+
+    monkeypatch.setattr(Configured, "of", counted)
+    assert len(configurations(given(SWEPT["parts"], samples=16))) == 16
+    assert len(parsed) == 1
 
 
 def test_fixed_shape_with_a_swept_start():

@@ -14,7 +14,16 @@ Config(entropy_coef='0.03 -> 0.001', num_envs=4000)
 0.0155
 """
 
-from lehr.config.build import build, canonical, coefficients, merge, to_mapping, underscored, with_preset
+from lehr.config.build import (
+    build,
+    canonical,
+    coefficients,
+    merge,
+    to_mapping,
+    underscored,
+    with_coefficients,
+    with_preset,
+)
 from lehr.config.fields import (
     AutoBool,
     Coef,
@@ -55,5 +64,6 @@ __all__ = [
     "to_mapping",
     "to_yaml",
     "underscored",
+    "with_coefficients",
     "with_preset",
 ]

@@ -1,6 +1,7 @@
 """Build configs from the user's keys and values, and convert them back; return the coefficients of a config."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -108,6 +109,12 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
 def with_preset(cls: type, name: str) -> Any:
     """Return a config with the values of one of the class's `PRESETS: ClassVar[dict[str, dict[str, Any]]]`."""
     return build([cls], {"preset": name})[0]
+
+
+def with_coefficients(config: Any, values: Mapping[str, Any]) -> Any:
+    """Return a config with other coefficients, by name: numbers, texts or whole schedules, as `build` stores them."""
+    changed = [field for field in describe(type(config)) if field.is_coefficient and field.name in values]
+    return replace(config, **{field.name: _value(field, values) for field in changed})
 
 
 def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:

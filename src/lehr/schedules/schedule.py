@@ -64,11 +64,11 @@ class Schedule:
     def __init__(self, phases: Iterable[Phase]) -> None:
         """Check the phases and store them as arrays. Prefer `lehr.schedule` or the constructors."""
         checked = check_phases(list(phases))
-        begin = np.array([p.begin.steps for p in checked])
-        length = np.array([p.length.steps for p in checked])
-        shares = np.array([[p.begin.share, p.length.share] for p in checked]).T
+        begin = np.array([p.begin.steps for p in checked], float)
+        length = np.array([p.length.steps for p in checked], float)
+        shares = np.array([[p.begin.share, p.length.share] for p in checked], float).T
         stop = begin + length
-        self._set(
+        fields = (
             begin,
             length,
             stop,
@@ -79,8 +79,10 @@ class Schedule:
             np.array([p.power for p in checked], float),
             (shares[0], shares[1]) if shares.any() else None,
         )
-        for leaf in jax.tree.leaves(self):
+        for leaf in jax.tree.leaves(fields):
             leaf.flags.writeable = False
+        self._set(*fields)
+        self._table = begin.tolist(), checked
 
     def _set(self, *fields: Any) -> None:
         for name, field in zip(self._FIELDS, fields, strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lehr import algorithms, config
+from lehr import algorithms, config, garbage
 from lehr.acting.actors.links import ray_cluster
 from lehr.envs import AnyEnvironment
 from lehr.envs.naming import adopt
@@ -174,6 +174,7 @@ def _with_environment(settings: Mapping[str, Any], env: Any) -> dict[str, Any]:
     return {**settings, "env": adopted.name, **parameters}
 
 
+@garbage.paused()
 def checked_sampler(
     definition: Definition, env: AnyEnvironment | None = None, wave_size: int | None = None
 ) -> tuple[Sampler, Estimate]:

@@ -1,5 +1,6 @@
 """The definition of a sweep: what its file says, checked."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -118,6 +119,16 @@ class Definition:
         """The classes of the settings; the same for all configurations, as what decides them cannot be swept."""
         return settings_classes(self.algorithm, self.settings)
 
+    @cached_property
+    def _shared(self) -> Configured | None:
+        """The fixed settings, parsed, if all configurations are these with other coefficients."""
+        known = fields_of(self._classes)
+        if any(map(self.is_static, self.parameters)) or not all(name in known for name in self.settings):
+            return None
+        with contextlib.suppress(InputError):  # a setting may need one that is swept
+            return Configured.of(self.algorithm, self.settings, self._classes)
+        return None
+
     @classmethod
     def read(cls, path: str | Path, trust: bool = False) -> "Definition":
         """Read a sweep file. Code from outside Lehr that it names is refused unless you `trust` it."""
@@ -223,8 +234,12 @@ class Definition:
     def configuration(self, number: int, point: Point) -> Configuration:
         """Return the configuration of a point; settings that `lehr.train` would not accept are an error."""
         try:
-            settings = {**self.settings, **self.space.settings(point)}
-            parsed = Configured.of(self.algorithm, settings, self._classes)
+            swept = self.space.settings(point)
+            settings = {**self.settings, **swept}
+            if self._shared is None:
+                parsed = Configured.of(self.algorithm, settings, self._classes)
+            else:
+                parsed = self._shared.changed(swept)
         except InputError as error:
             shown = shortened(", ".join(f"{key}={value}" for key, value in point.items()), 400)
             raise InputError(f"Configuration {number} ({shown}) is not possible: {error}") from None

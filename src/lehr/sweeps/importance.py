@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lehr import garbage
 from lehr.errors import InputError
 from lehr.sweeps.statistics import Estimate, bootstrap, mean
 
@@ -168,7 +169,7 @@ def _label(values: Sequence[Any]) -> str:
 def load_packages() -> tuple[Any, Any]:
     """Import the packages for forests and for folds, which takes a second."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), garbage.paused():
             warnings.simplefilter("ignore", DeprecationWarning)  # of its own imports
             return importlib.import_module("sklearn.ensemble"), importlib.import_module("sklearn.model_selection")
     except ImportError:
