@@ -7,10 +7,13 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def paused() -> Iterator[None]:
+def paused(stays: bool = False) -> Iterator[None]:
     """Collect no garbage in this scope, in which many objects are made that stay: modules, or a traced program.
 
     The collector runs after every so many new objects, and here it finds nothing to free.
+
+    Args:
+        stays: whether the collector never looks at what there is at the end of the scope; for processes of our own.
 
     >>> with paused():
     ...     gc.isenabled()
@@ -23,6 +26,8 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if stays:
+            gc.freeze()
         if was_enabled:
             gc.enable()
 
@@ -32,5 +37,4 @@ def stays_at_exit() -> None:
 
     Python would visit all objects several times, which takes half a second after a training, and more after a sweep.
     """
-    atexit.unregister(gc.freeze)  # once is enough
     atexit.register(gc.freeze)

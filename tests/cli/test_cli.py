@@ -320,3 +320,22 @@ def test_the_device_starts_at_once_if_it_is_needed(monkeypatch, words, begun):
     monkeypatch.setattr("lehr.training.background.start_device", lambda: found.append("device"))
     _start_device(words.split())
     assert found == begun
+
+
+def test_a_command_that_ends_the_process_looks_for_no_garbage_at_its_end():
+    code = """
+import atexit, gc, sys
+
+atexit.register(lambda: print("visited", any(known is kept for known in gc.get_objects())))
+import lehr.cli
+
+sys.argv = ["lehr", "schedule", "1 -> 0"]
+assert lehr.cli.main(sys.argv[1:]) == 0
+assert gc.get_freeze_count() == 0
+assert lehr.cli.main() == 0
+assert gc.get_freeze_count() > 0 and gc.isenabled()
+kept = [[]]
+assert any(known is kept for known in gc.get_objects())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "visited False"

@@ -49,12 +49,14 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
+    """Run one command and return the exit code. Without `argv`, it is that of this process, which ends with it."""
     words = sys.argv[1:] if argv is None else list(argv)
-    garbage.stays_at_exit()
+    if argv is None:
+        garbage.stays_at_exit()
     try:
         words = [plugins.with_modules(word) for word in words]
-        arguments = _parse(words)
+        with garbage.paused(stays=argv is None):
+            arguments = _parse(words)
         return arguments.run(arguments) or 0
     except KeyboardInterrupt:
         print("lehr: interrupted.", file=sys.stderr)
@@ -150,11 +152,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    with garbage.paused():
-        from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
+    from lehr.config import refuse_unknown  # here, and not above: it takes seconds, in which Ctrl-C must work
 
-        _start_device(words)
-        parsers, called = make_parsers(words)
+    _start_device(words)
+    parsers, called = make_parsers(words)
     arguments, unknown = parsers[""].parse_known_args(words)
     refuse_unknown(parsers[called], unknown)
     return arguments
