@@ -20,13 +20,18 @@ from lehr.envs.builtin.classic import CartPole
 from lehr.errors import InputError
 from lehr.maths import across
 from lehr.spaces import Spaces
+from lehr.sweeps.api import checked_sampler, members_of
+from lehr.sweeps.definition import Definition
+from lehr.sweeps.directory import Wave
 from lehr.sweeps.evolution import PopulationBasedTraining
+from lehr.sweeps.running import WaveTrainer
 from lehr.training.hosts import Hosts
 from lehr.training.iteration import learn, next_rollout
 from lehr.training.plan import make_plan
 from lehr.training.population import make_population
 from lehr.training.population_record import evaluation_of
 from lehr.training.record import RunFailed
+from lehr.training.runners import device
 from lehr.training.runners.device import DeviceRunner, traced_once
 from lehr.training.runners.population import PopulationRunner
 
@@ -309,6 +314,23 @@ def test_each_device_evaluates_its_own_members():
         given = population.plan.policy(state.members).learned, state.members.key, state.members.updates
         found.append(compiled(*place(given, 0), place(np.bool_(True), None)))
     close(*found)
+
+
+def test_a_sweep_that_devices_share_traces_an_update_once(monkeypatch):
+    traced = []
+    iteration = device.iteration
+    monkeypatch.setattr(device, "iteration", lambda *given: traced.append(given) or iteration(*given))
+    definition = Definition.from_mapping(
+        {"algorithm": "a2c", "settings": {**SMALL, "horizon": 24}, "parameters": {"lr": [1e-3, 1e-4]}, "seeds": 8}
+        | {"sampler": "grid"}
+    )
+    sampler, need = checked_sampler(definition)
+    trainer = WaveTrainer("a2c", progress=False)
+    trainer.use(need.base)
+    members = members_of(sampler.ask(2), definition.seeds)
+    made = trainer._population(Wave(0, tuple(members), 16), [member.label for member in members])
+    assert made.sharding.devices == 8
+    assert len(traced) == 1
 
 
 @pytest.mark.long

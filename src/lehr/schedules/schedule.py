@@ -81,13 +81,12 @@ class Schedule:
         )
         for leaf in jax.tree.leaves(fields):
             leaf.flags.writeable = False
-        self._set(*fields)
-        self._table = begin.tolist(), checked
+        self._set(*fields, table=(begin.tolist(), checked))
 
-    def _set(self, *fields: Any) -> None:
+    def _set(self, *fields: Any, table: tuple[list[float], list[Phase]] | None = None) -> None:
         for name, field in zip(self._FIELDS, fields, strict=True):
             setattr(self, name, field)
-        self._table: tuple[list[float], list[Phase]] | None = None
+        self._table = table
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
         """Return the arrays; nothing is static, so changing the numbers never retraces."""

@@ -435,7 +435,7 @@ def estimate(
         plan = make_plan(definition.algorithm, alike[0].settings, env, abstract=True)
         refuse_host(plan)
         # Minibatches of unequal size fail here.
-        trace_update(plan, [one.parsed.coefficients for one in alike], _per_device(definition, plan, alike, wave_size))
+        trace_update(plan, [one.parsed.coefficients for one in alike], *_probably(definition, plan, alike, wave_size))
         sizes.append(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(plan.state)))
         found.append(None if changes is None else changes(plan))
         base = base or Base(group, plan)
@@ -443,12 +443,16 @@ def estimate(
     return Estimate(len(groups), max(sizes), found[0], base)
 
 
-def _per_device(definition: Definition, plan: Plan, alike: Sequence[Configuration], wave_size: int | None) -> int:
-    """How many members each device will probably train at once; if not, an update is traced once more."""
+def _probably(
+    definition: Definition, plan: Plan, alike: Sequence[Configuration], wave_size: int | None
+) -> tuple[int, list[Any]]:
+    """The size of the first wave and the devices that share it, probably; if not, an update is traced once more."""
     total = len(alike) * len(definition.seeds)
     places = definition.halving.places if definition.halving is not None else None
     size = min(total, wave_size or total, places or total)
-    devices = jax.local_device_count() if plan.run.devices == "all" else plan.run.devices
+    wanted, devices = plan.run.devices, jax.local_devices()
+    devices = devices if wanted == "all" else devices[:wanted]
     if make_changes(definition) is None:
-        size = shared_equally(-(-total // -(-total // size)), devices, 1 if wave_size else fast_multiple(plan))
-    return size // max(count for count in range(1, devices + 1) if size % count == 0)
+        multiple = 1 if wave_size else fast_multiple(plan)
+        size = shared_equally(-(-total // -(-total // size)), len(devices), multiple)
+    return size, devices

@@ -24,14 +24,13 @@ from lehr.training.loop import Kind, Loop, ProgressFunction
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.training.population_record import PopulationRecord, evaluation_of
 from lehr.training.program import Program, builder, initial_state
-from lehr.training.runners.device import metric_names
 from lehr.training.runners.population import (
     AXES,
     Candidates,
     Evolution,
     PopulationRunner,
     PopulationState,
-    one_member,
+    member_metric_names,
 )
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding, available
 from lehr.types import Key, PyTree, TrainState, derive
@@ -370,15 +369,17 @@ def _shapes(
     return PopulationState(members, jax.eval_shape(lambda: jnp.uint32(0)), changes)
 
 
-def trace_update(plan: Plan, coefficients: Sequence[Mapping[str, Any]], members: int) -> None:
+def trace_update(plan: Plan, coefficients: Sequence[Mapping[str, Any]], size: int, devices: Sequence[Any]) -> None:
     """Trace an update of a population as its runner will, which then need not do it again.
 
     Args:
         plan: that of one of its members.
-        coefficients: those of all of them.
-        members: how many of them share a device.
+        coefficients: those of some or all of them.
+        size: the number of members.
+        devices: those that may share the members.
     """
-    metric_names(_program(plan), one_member(population_shapes(plan, coefficients).members), members)
+    shapes = _shapes(plan, _stacked(plan, coefficients), len(coefficients), size)
+    member_metric_names(_program(plan), shapes.members, MemberSharding.over(devices, size))
 
 
 def member_state(state: PopulationState, index: int) -> TrainState:

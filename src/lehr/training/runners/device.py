@@ -87,17 +87,15 @@ def chunk(program: Program, most: int, state: TrainState, count: jax.Array) -> t
     return jax.lax.fori_loop(0, count, update, (state, rows))
 
 
-def metric_names(
-    program: Program, state: TrainState, members: int = 1, sharding: RunSharding = ONE_DEVICE
-) -> tuple[str, ...]:
-    """Return the names of an update's metrics, in column order; `members` as in `traced_once`."""
-    _, metrics = jax.eval_shape(sharding.spread(partial(traced_once, program, members)), state)
+def metric_names(program: Program, state: TrainState, sharding: RunSharding = ONE_DEVICE) -> tuple[str, ...]:
+    """Return the names of an update's metrics, in column order."""
+    _, metrics = jax.eval_shape(sharding.spread(partial(traced_once, program, 1)), state)
     return tuple(sorted(metrics))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def traced_once(program: Program, members: int, state: TrainState) -> tuple[TrainState, Metrics]:
-    """Run an iteration with a cached trace, so that `metric_names` does not need a second one.
+    """Run an iteration with a cached trace, so that finding the names of its metrics does not need a second one.
 
     Args:
         program: that of the run.

@@ -17,7 +17,7 @@ from lehr.training import background, compile_options
 from lehr.training.course import Course
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
-from lehr.training.runners.device import measured_first, metric_names, traced_once
+from lehr.training.runners.device import measured_first, traced_once
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding
 from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
 
@@ -126,7 +126,7 @@ class PopulationRunner:
         sharding: MemberSharding = MEMBERS_ON_ONE_DEVICE,
     ) -> None:
         self.program, self.window, self.evolution, self.sharding = program, window, evolution, sharding
-        names = metric_names(program, one_member(state.members), state.size // sharding.devices)
+        names = member_metric_names(program, state.members, sharding)
         self.names = (*names, *(evolution.names if evolution is not None else ()))
         rows = max(1, min(MOST_UPDATES, MOST_BYTES // (4 * state.size * len(self.names))))
         self.most = rows * window
@@ -169,9 +169,18 @@ class PopulationRunner:
         """Do nothing: there are no resources to release."""
 
 
-def one_member(members: TrainState) -> TrainState:
-    """The shapes of the state of one member, from those of all."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), members)
+def update_of_all(program: Program, size: int, sharding: MemberSharding) -> Callable[[TrainState], Any]:
+    """Return an update of so many members, each device's at once."""
+    return sharding.spread(jax.vmap(partial(traced_once, program, size // sharding.devices)), (0,), 0)
+
+
+def member_metric_names(program: Program, members: TrainState, sharding: MemberSharding) -> tuple[str, ...]:
+    """Return the names of an update's metrics, in column order.
+
+    The update is traced as it is for a chunk, which then need not do it again.
+    """
+    _, metrics = jax.eval_shape(update_of_all(program, members.updates.shape[0], sharding), members)
+    return tuple(sorted(metrics))
 
 
 @background.remembered
@@ -205,7 +214,7 @@ def population_chunk(chunks: Chunks, state: PopulationState, count: jax.Array) -
     A row stands for its updates as a row of a thinned log does: see `lehr.report.loggers.thinning`.
     """
     program, names, window, most, evolution, sharding = chunks
-    update_all = sharding.spread(jax.vmap(partial(traced_once, program, state.size // sharding.devices)), (0,), 0)
+    update_all = update_of_all(program, state.size, sharding)
     rule = Combining.of(names)
 
     def update(index: jax.Array, carried: tuple[PopulationState, jax.Array, jax.Array]) -> tuple:
