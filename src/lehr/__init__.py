@@ -5,6 +5,7 @@ alone stays light, and Ctrl-C while the command line starts does not show a trac
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lehr import garbage
@@ -70,6 +71,8 @@ def __getattr__(name: str) -> Any:
     if name in ("envs", "schedules"):
         return importlib.import_module(f"lehr.{name}")
     if name in _LATER:
-        with garbage.paused():
-            return getattr(importlib.import_module(_LATER[name]), name)
+        if _LATER[name] not in sys.modules:
+            with garbage.importing():
+                importlib.import_module(_LATER[name])
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'lehr' has no attribute {name!r}")

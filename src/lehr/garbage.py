@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def paused(stays: bool = False) -> Iterator[None]:
+def paused() -> Iterator[None]:
     """Collect no garbage in this scope, in which many objects are made that stay: modules, or a traced program.
 
     The collector runs after every so many new objects, and here it finds nothing to free.
-
-    Args:
-        stays: whether the collector never looks at what there is at the end of the scope; for processes of our own.
 
     >>> with paused():
     ...     gc.isenabled()
@@ -26,10 +23,24 @@ def paused(stays: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        if stays:
-            gc.freeze()
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def importing(for_good: bool = False) -> Iterator[None]:
+    """The same for a scope that imports modules: afterwards, only full collections look at what there is, or none.
+
+    Args:
+        for_good: whether none does; for processes of our own.
+    """
+    with paused():
+        yield
+        if for_good:
+            gc.freeze()
+        elif not gc.get_freeze_count():  # otherwise, what somebody else has frozen would not stay so
+            gc.freeze()
+            gc.unfreeze()
 
 
 def stays_at_exit() -> None:

@@ -53,6 +53,19 @@ print(json.dumps([light, [name for name in sys.argv[1:] if name in sys.modules]]
     assert in_a_process(code, *heavy) == [[], []]
 
 
+def test_the_collector_looks_at_imported_modules_in_full_collections_only():
+    code = """
+import gc, json, lehr
+lehr.train
+young, middle, old = (len(gc.get_objects(generation)) for generation in range(3))
+first = gc.get_freeze_count()
+gc.freeze()
+lehr.sweep
+print(json.dumps([young + middle < old / 20, gc.isenabled(), first, gc.get_freeze_count() > old / 2]))
+"""
+    assert in_a_process(code) == [True, True, 0, True]
+
+
 def test_a_run_compiles_three_programs(tmp_path):
     """Its initial state, its updates and its evaluation, each traced once; nothing else, not even a key."""
     code = f"""

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         garbage.stays_at_exit()
     try:
         words = [plugins.with_modules(word) for word in words]
-        with garbage.paused(stays=argv is None):
+        with garbage.importing(for_good=argv is None):
             arguments = _parse(words)
         return arguments.run(arguments) or 0
     except KeyboardInterrupt:
