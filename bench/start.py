@@ -6,8 +6,7 @@
 `train` is measured from the call, without imports; `shell` is `lehr train` with everything, Python's start too. Each is
 a process of its own. The first of each kind has no compiled programs to read, the others read those of the first: the
 best of two is told, or of more rounds with --repeat. Python keeps the modules that it has compiled, as it does unless
-told otherwise. The first row is what JAX alone needs, after its imports, until it
-has added two numbers on the device.
+told otherwise. The first row is what JAX alone needs, after its imports, until it has added two numbers on the device.
 """
 
 import argparse
@@ -90,7 +89,7 @@ def main() -> None:
         "--settings", nargs="*", default=[], metavar="NAME=NUMBER", help="settings besides the defaults"
     )
     arguments = parser.parse_args()
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling the modules again each time takes seconds
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling modules again takes up to two seconds
     found: dict[str, list[tuple[float, float]]] = {}
     for _ in range(arguments.repeat):
         for kind, measure in (("train", of_call), ("shell", of_shell)):

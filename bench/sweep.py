@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500_000, help="env steps of each (500000)")
     parser.add_argument("--turns", type=int, default=2, help="number of calls with programs compiled before (2)")
     arguments = parser.parse_args()
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling the modules again each time takes seconds
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # compiling modules again takes up to two seconds
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sweep.yaml").write_text(FILE.format(steps=arguments.steps, schedules=arguments.schedules))
