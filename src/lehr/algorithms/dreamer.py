@@ -17,13 +17,21 @@ from lehr.config import AutoBool, Coef, Plugin, check_counts
 from lehr.errors import InputError
 from lehr.maths import across
 from lehr.maths import replay as ring
-from lehr.maths.laprop import clip_adaptively
+from lehr.maths.laprop import adaptive_clipping
 from lehr.maths.optimise import Optimiser
-from lehr.maths.two_hot import ReturnRange, lambda_returns, two_hot_loss, two_hot_mean, update_range
+from lehr.maths.two_hot import (
+    ReturnRange,
+    cross_entropy,
+    lambda_returns,
+    two_hot,
+    two_hot_loss,
+    two_hot_mean,
+    update_range,
+)
 from lehr.networks.world_model import DreamerNetwork, Latent, WorldModel, WorldModelConfig, dreamer_network
 from lehr.schedules.coefficient import Coefficient
 from lehr.spaces import Spaces
-from lehr.types import Key, Learner, MetricRow, Metrics, PyTree, Rollout
+from lehr.types import Key, Learner, MetricRow, Metrics, Packed, PyTree, Rollout
 
 stop = jax.lax.stop_gradient
 
@@ -255,15 +263,18 @@ class Algorithm(Base):
         """Write the rollout into the replay, then take gradient steps on replayed sequences."""
         auxiliary: Auxiliary = learner.auxiliary
         data, cursor = ring.append(learner.memory, auxiliary.cursor, rollout)
-        packed, unpack = self.optimiser.pack(self._trained(learner.params))
+        networks = self._trained(learner.params)
+        packed, unpack = self.optimiser.pack(networks)
         latents = data.entries.extras
         start = Carried(packed, learner.optimiser, auxiliary.slow_critic, auxiliary.returns, latents)
         keys = jax.random.split(key, self.gradient_steps(rollout))
 
-        def gradient_step(carried: Carried, key: Key) -> tuple[Carried, MetricRow]:
-            return self._gradient_step(data, cursor, unpack, carried, coef, key)
-
         def train(start: Carried) -> tuple[Carried, Metrics]:
+            clip = adaptive_clipping(networks, packed)
+
+            def gradient_step(carried: Carried, key: Key) -> tuple[Carried, MetricRow]:
+                return self._gradient_step(data, cursor, unpack, clip, carried, coef, key)
+
             after, rows = jax.lax.scan(gradient_step, start, keys)
             return after, rows.mean()
 
@@ -290,22 +301,21 @@ class Algorithm(Base):
         ), metrics
 
     def _gradient_step(
-        self, data: ring.Replay, cursor: ring.Cursor, unpack: Any, carried: Carried, coef: Metrics, key: Key
+        self, data: ring.Replay, cursor: ring.Cursor, unpack: Any, clip: Any, carried: Carried, coef: Metrics, key: Key
     ) -> tuple[Carried, MetricRow]:
         """Draw sequences, take one gradient step on all losses, and refresh the latent states in the replay."""
         draw_key, loss_key = jax.random.split(key)
         current = data._replace(entries=data.entries._replace(extras=carried.latents))
         batch = across.share(self.config.batch_size, "batch_size")
         drawn = ring.draw(current, cursor, draw_key, batch, self.sequence)
-        networks = unpack(carried.params)
         (_, (found, returns, metrics)), gradients = jax.value_and_grad(self.loss, has_aux=True)(
-            networks, carried.slow_critic, carried.returns, drawn.entries, coef, loss_key
+            unpack(carried.params), carried.slow_critic, carried.returns, drawn.entries, coef, loss_key
         )
-        gradients = across.mean(gradients)
+        gradients = across.mean(self.optimiser.pack(gradients)[0])
         if "adaptive_clip" in coef:
-            gradients = clip_adaptively(gradients, networks, coef["adaptive_clip"])
+            gradients = clip(gradients, carried.params, coef["adaptive_clip"])
         step = self.optimiser.step(
-            carried.params, carried.optimiser, gradients, coef["learning_rate"], None, reduced=True
+            carried.params, carried.optimiser, Packed(gradients), coef["learning_rate"], None, reduced=True
         )
         slow = jax.tree.map(
             lambda slow, now: slow + coef["slow_value_rate"] * (now - slow),
@@ -351,23 +361,12 @@ class Algorithm(Base):
         replayed = jax.tree.map(lambda x: x[1:], entries)
         states, losses, metrics = self._model_losses(model, entries, replayed, coef, model_key)
         # --- actor and critic, on steps imagined from every replayed state
-        imagined = self._imagined(frozen, slow, states, coef, imagination_key)
+        imagined = self._imagined(model, frozen, slow, states, coef, imagination_key)
         returns = update_range(returns, imagined.returns, coef["return_rate"])
         losses["policy"], found = self._policy_loss(model, imagined, returns, coef)
         metrics |= found
-        losses["value"] = self._value_loss(
-            model.critic(imagined.features[:-1]), imagined.returns, imagined.slow_value[:-1], imagined.weight, coef
-        )
-        # --- the critic, on replayed steps, with the imagined returns as values
-        first_of_next = jnp.concatenate([replayed.first[1:], jnp.zeros_like(replayed.first[:1])])
-        last = (replayed.last | first_of_next).astype(jnp.float32)
-        bootstrap = imagined.returns[0].reshape(last.shape)
-        live = 1 - replayed.terminal.astype(jnp.float32)
-        targets = lambda_returns(replayed.reward, bootstrap, live, last, coef["discount"], coef["return_lambda"])
-        slow_value = imagined.slow_value[0].reshape(last.shape)
-        losses["replay_value"] = self._value_loss(
-            model.critic(states.features[:-1]), targets, slow_value[:-1], 1 - last[:-1], coef
-        )
+        # --- the critic, also on replayed steps, with the imagined returns as values
+        losses["value"], losses["replay_value"] = self._value_losses(imagined, replayed, coef)
         # --- all of them
         weights = self._weights(coef)
         assert losses.keys() == weights.keys()
@@ -410,7 +409,8 @@ class Algorithm(Base):
         losses = {
             "observation": squared.mean(),
             "reward": two_hot_loss(model.reward(features), replayed.reward).mean(),
-            "continuation": -jnp.mean(live * jax.nn.log_sigmoid(going_on) + (1 - live) * jax.nn.log_sigmoid(-going_on)),
+            # −live log σ(x) − (1 − live) log σ(−x)
+            "continuation": jnp.mean(jax.nn.softplus(going_on) - live * going_on),
         }
         # --- divergences, each of which trains one side
         dynamics, representation = balanced(posterior, prior, coef["free_nats"])
@@ -423,13 +423,16 @@ class Algorithm(Base):
         }
         return states, losses, metrics
 
-    def _imagined(self, frozen: WorldModel, slow: Any, states: Latent, coef: Metrics, key: Key) -> "Imagined":
-        """Imagine steps from every state `[T, B]`, without gradients."""
+    def _imagined(
+        self, model: WorldModel, frozen: WorldModel, slow: Any, states: Latent, coef: Metrics, key: Key
+    ) -> "Imagined":
+        """Imagine steps from every state `[T, B]`, without gradients but for the critic's logits."""
         start = jax.tree.map(lambda x: stop(x).reshape(-1, x.shape[-1]), states)
         length = self.config.imagination_length
         features, actions = self.network.imagine(frozen, start, length, coef["uniform_mix"], key)
         live = jax.nn.sigmoid(frozen.going_on(features)[..., 0])
-        value = two_hot_mean(frozen.critic(features))
+        logits = model.critic(features, states.features.reshape(1, *features.shape[1:]))
+        value = two_hot_mean(stop(logits[:-1]))
         returns = lambda_returns(
             two_hot_mean(frozen.reward(features)),
             value,
@@ -440,7 +443,8 @@ class Algorithm(Base):
         )
         # A step counts as much as it is likely to be reached, discounted.
         steps = jnp.concatenate([live[:1], coef["discount"] * live[1:-1]])
-        return Imagined(features, actions, returns, value, two_hot_mean(slow(features)), jnp.cumprod(steps, axis=0))
+        slow_value, weight = two_hot_mean(slow(features)), jnp.cumprod(steps, axis=0)
+        return Imagined(features, actions, returns, value, slow_value, weight, logits)
 
     def _policy_loss(
         self, model: WorldModel, imagined: "Imagined", returns: ReturnRange, coef: Metrics
@@ -457,16 +461,32 @@ class Algorithm(Base):
         }
         return -jnp.mean(imagined.weight * gain), metrics
 
-    def _value_loss(
-        self, logits: jax.Array, targets: jax.Array, slow_value: jax.Array, weight: jax.Array, coef: Metrics
-    ) -> jax.Array:
-        """Return the weighted value loss: towards the targets, and towards the slow critic."""
-        loss = two_hot_loss(logits, targets) + coef["slow_value_coef"] * two_hot_loss(logits, slow_value)
-        return jnp.mean(weight * loss)
+    def _value_losses(
+        self, imagined: "Imagined", replayed: ring.Entries, coef: Metrics
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the value losses on imagined and on replayed steps: towards returns, and towards the slow critic."""
+        first_of_next = jnp.concatenate([replayed.first[1:], jnp.zeros_like(replayed.first[:1])])
+        last = (replayed.last | first_of_next).astype(jnp.float32)
+        bootstrap = imagined.returns[0].reshape(last.shape)
+        live = 1 - replayed.terminal.astype(jnp.float32)
+        returns = lambda_returns(replayed.reward, bootstrap, live, last, coef["discount"], coef["return_lambda"])
+
+        def rows(imagined: jax.Array, replayed: jax.Array) -> jax.Array:
+            """Return both as rows of the logits, `[H + 2, M]`; the last steps, which have no return, are zeros."""
+            unused = jnp.zeros_like(replayed[:1])
+            ended = jnp.concatenate([replayed, unused]).reshape(1, -1)
+            return jnp.concatenate([imagined, jnp.zeros_like(imagined[:1]), ended])
+
+        replayed_slow = imagined.slow_value[0].reshape(last.shape)[:-1]
+        targets = two_hot(rows(imagined.returns, returns), self.network.config.bins)
+        slow = two_hot(rows(imagined.slow_value[:-1], replayed_slow), self.network.config.bins)
+        loss = cross_entropy(imagined.logits, targets + coef["slow_value_coef"] * slow)
+        loss *= rows(imagined.weight, 1 - last[:-1])
+        return loss[:-1].sum() / imagined.returns.size, loss[-1].sum() / returns.size
 
 
 class Imagined(NamedTuple):
-    """`H` steps imagined from each of `M` states, without gradients."""
+    """`H` steps imagined from each of `M` states, without gradients but for the logits."""
 
     features: jax.Array
     """float32 `[H + 1, M, F]`."""
@@ -480,6 +500,8 @@ class Imagined(NamedTuple):
     """float32 `[H + 1, M]`."""
     weight: jax.Array
     """float32 `[H, M]`."""
+    logits: jax.Array
+    """float32 `[H + 2, M, K]`: the critic's, with gradients, in these states and, in the last row, in the replayed."""
 
 
 def divergence(one: jax.Array, other: jax.Array) -> jax.Array:

@@ -3,16 +3,23 @@
 Both work with any algorithm: `optimiser="laprop"` names this one where an optax optimiser's name would stand.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from lehr.types import PyTree
 
 SMALLEST_NORM = 1e-3
 """Norm that adaptive clipping takes for arrays with a smaller one, so that arrays of zeros can move."""
+
+ROW = 1024
+"""Numbers that are summed at a time, of one array."""
 
 
 class LaPropState(NamedTuple):
@@ -56,6 +63,46 @@ def laprop(
     return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Where each array of a pytree lies in the vector of all of them: a static value.
+
+    The arrays' own sums and products would be kernels of each array, several hundred to compile for a world model.
+    Here they are a few on the whole vector.
+    """
+
+    sizes: tuple[int, ...]
+    """Lengths of the parts, in order."""
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "Parts":
+        """Return the parts of `ravel_pytree(tree)`; empty arrays have none."""
+        return cls(tuple(leaf.size for leaf in jax.tree.leaves(tree) if leaf.size))
+
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each part ends, int64 `[P]`."""
+        return np.cumsum(self.sizes)
+
+    def owners(self) -> jax.Array:
+        """Return the index of the part that each number belongs to, int32 `[D]`."""
+        inner = jnp.asarray(self.ends[:-1], jnp.int32)
+        return jnp.searchsorted(inner, jnp.arange(self.ends[-1], dtype=jnp.int32), side="right")
+
+    def sums(self, x: jax.Array) -> jax.Array:
+        """Return the sum of each part of a vector `[D]`, `[P]`: sums of rows, each within one part, then their sums."""
+        width = min(ROW, x.size)
+        rows = [-(-size // width) for size in self.sizes]
+        part = np.repeat(np.arange(len(rows)), rows)
+        begin = (self.ends - self.sizes)[part] + width * (np.arange(len(part)) - (np.cumsum(rows) - rows)[part])
+        end = np.minimum(begin + width, self.ends[part])
+        first = np.minimum(begin, x.size - width)  # the rows at the very end overlap those before them
+        place = jnp.asarray(first, jnp.int32)[:, None] + jnp.arange(width, dtype=jnp.int32)
+        inside = (place >= begin[:, None].astype(np.int32)) & (place < end[:, None].astype(np.int32))
+        by_row = jnp.sum(jnp.where(inside, x[place], 0.0), -1)
+        return jnp.sum(jnp.where(part == np.arange(len(rows))[:, None], by_row, 0.0), -1)
+
+
 def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:
     """Clip the gradient of each array to a fraction of the array's own norm (Brock et al., 2021).
 
@@ -64,11 +111,20 @@ def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:
     >>> clip_adaptively({"w": jnp.array([0.0, 5.0])}, {"w": jnp.array([2.0, 0.0])}, 0.5)["w"].tolist()
     [0.0, 1.0]
     """
+    flat, unpack = ravel_pytree(gradients)
+    return unpack(adaptive_clipping(gradients, flat)(flat, ravel_pytree(params)[0], limit))
 
-    leaves, structure = jax.tree.flatten(gradients)
-    sizes, norms = (
-        jnp.sqrt(jnp.stack([jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)]))
-        for tree in (gradients, params)
-    )
-    factors = 1 / jnp.maximum(1.0, sizes / (limit * jnp.maximum(norms, SMALLEST_NORM)))
-    return jax.tree.unflatten(structure, [leaf * factor for leaf, factor in zip(leaves, factors, strict=True)])
+
+def adaptive_clipping(arrays: PyTree, packed: PyTree) -> Callable[[PyTree, PyTree, Any], PyTree]:
+    """Return `clip_adaptively` for gradients and parameters in the form in which an optimiser packs these arrays."""
+    if not isinstance(packed, jax.Array):
+        return clip_adaptively
+    parts = Parts.of(arrays)
+    owners = parts.owners()
+
+    def clip(gradients: jax.Array, params: jax.Array, limit: Any) -> jax.Array:
+        sizes, norms = (jnp.sqrt(parts.sums(jnp.square(x))) for x in (gradients, params))
+        factors = 1 / jnp.maximum(1.0, sizes / (limit * jnp.maximum(norms, SMALLEST_NORM)))
+        return gradients * factors[owners]
+
+    return clip

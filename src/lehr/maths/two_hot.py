@@ -54,16 +54,11 @@ def two_hot(x: jax.Array, count: int) -> jax.Array:
     >>> two_hot(jnp.array([0.0, 22025.4658 / 4, 1e12]), 5).tolist()
     [[0.0, 0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.75, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]
     """
-    places = jnp.asarray(bins(count))
-    x = jnp.clip(x, places[0], places[-1])
-    # Equal steps of symlog lead to the bin; at a bin, rounding may lead to the one before it, whose weight is then 0.
-    step = (symlog(x) + LIMIT) * ((count - 1) / (2 * LIMIT))
-    below = jnp.clip(jnp.floor(step).astype(jnp.int32), 0, count - 2)
-    low, high = places[below], places[below + 1]
-    above = jnp.clip((x - low) / (high - low), 0, 1)[..., None]
-    index, below = jnp.arange(count), below[..., None]
-    index = jnp.broadcast_to(index, (*x.shape, count))
-    return jnp.where(index == below, 1 - above, 0.0) + jnp.where(index == below + 1, above, 0.0)
+    low, high = (jnp.broadcast_to(places, (*x.shape, count - 1)) for places in (bins(count)[:-1], bins(count)[1:]))
+    # Which part of the way from each bin to the next is below x: to search for the bin takes longer to compile.
+    passed = jnp.clip((x[..., None] - low) / (high - low), 0, 1)
+    sides = [(0, 0)] * x.ndim
+    return jnp.pad(passed, [*sides, (1, 0)], constant_values=1) - jnp.pad(passed, [*sides, (0, 1)])
 
 
 def two_hot_mean(logits: jax.Array) -> jax.Array:
@@ -88,8 +83,12 @@ def two_hot_loss(logits: jax.Array, target: jax.Array) -> jax.Array:
     1.0
     """
     check_same_shape(predictions=logits[..., 0], target=target)
-    weights = two_hot(jax.lax.stop_gradient(target), logits.shape[-1])
-    return -jnp.sum(weights * jax.nn.log_softmax(logits), -1)
+    return cross_entropy(logits, two_hot(target, logits.shape[-1]))
+
+
+def cross_entropy(logits: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return −Σ weights · log softmax(logits), `[...]`, for logits and weights `[..., count]`."""
+    return -jnp.sum(jax.lax.stop_gradient(weights) * jax.nn.log_softmax(logits), -1)
 
 
 def lambda_returns(

@@ -18,7 +18,7 @@ from lehr.errors import InputError
 from lehr.masks import has_mask
 from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal
 from lehr.maths.two_hot import symlog, two_hot_mean
-from lehr.networks.block_gru import BlockGRU, Dense
+from lehr.networks.block_gru import BlockGRU, Dense, normalised_silu
 from lehr.networks.build import Network, Params, build
 from lehr.networks.images import ImageDecoder, ImageEncoder
 from lehr.networks.memory import reset_carry
@@ -169,9 +169,13 @@ class Layers(nnx.Module):
         )
         self.output = nnx.Linear(sizes[-1], out_features, kernel_init=init, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Map `[..., in_features]` to `[..., out_features]`."""
-        for layer in self.dense:
+    def __call__(self, *inputs: jax.Array) -> jax.Array:
+        """Map `[..., in_features]` to `[..., out_features]`; several inputs are put together along the first axis.
+
+        They are put together after the first product, so that the gradient of each input is computed by itself.
+        """
+        x = self.dense[0](*inputs)
+        for layer in self.dense[1:]:
             x = layer(x)
         return self.output(x)
 
@@ -264,7 +268,7 @@ class Dynamics(nnx.Module):
     def posterior_log_probs(self, deter: jax.Array, seen: jax.Array, share: Any) -> jax.Array:
         """Return the log-probabilities of the latents `[..., S, K]` with the observation, given `tokens` of it."""
         layer = self.posterior.dense[0]
-        x = jax.nn.silu(layer.norm(layer.linear(deter) + seen))
+        x = normalised_silu(layer.linear(deter) + seen, layer.norm.scale[...])
         return mixed(self._classes(self.posterior.output(x)), share)
 
     def _classes(self, logits: jax.Array) -> jax.Array:
