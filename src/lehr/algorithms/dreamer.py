@@ -17,6 +17,7 @@ from lehr.config import AutoBool, Coef, Plugin, check_counts
 from lehr.errors import InputError
 from lehr.maths import across
 from lehr.maths import replay as ring
+from lehr.maths.distributions import uniform
 from lehr.maths.laprop import adaptive_clipping
 from lehr.maths.optimise import Optimiser
 from lehr.maths.two_hot import (
@@ -28,7 +29,7 @@ from lehr.maths.two_hot import (
     two_hot_mean,
     update_range,
 )
-from lehr.networks.world_model import DreamerNetwork, Latent, WorldModel, WorldModelConfig, dreamer_network
+from lehr.networks.world_model import DreamerNetwork, Latent, WorldModel, WorldModelConfig, dreamer_network, rows
 from lehr.schedules.coefficient import Coefficient
 from lehr.spaces import Spaces
 from lehr.types import Key, Learner, MetricRow, Metrics, Packed, PyTree, Rollout
@@ -118,7 +119,10 @@ class Auxiliary(NamedTuple):
 class Carried(NamedTuple):
     """What a gradient step changes."""
 
-    params: PyTree
+    networks: PyTree
+    """The parameters of the networks."""
+    packed: PyTree
+    """The same, as the optimiser works on them. To carry both costs less than to unpack them before and after."""
     optimiser: PyTree
     slow_critic: PyTree
     returns: ReturnRange
@@ -211,8 +215,8 @@ class Algorithm(Base):
         network, share = self.network, params["acting"]["uniform_mix"]
         model = network.bind(params)
         latent_key, action_key, random_key = jax.random.split(key, 3)
-        uniform = jax.random.uniform(latent_key, (*reset.shape, network.config.latents))
-        latent = network.observe(model, carry, obs, reset, share, uniform)
+        numbers = uniform(latent_key, (*reset.shape, network.config.latents))
+        latent = network.observe(model, carry, obs, reset, share, numbers)
         policy = network.policy(model, latent.features, share)
         at_random = (params["acting"]["random"] > 0) & jnp.logical_not(greedy)
         action = jnp.where(at_random, network.random_action(random_key, reset.shape), policy.sample(action_key))
@@ -266,25 +270,25 @@ class Algorithm(Base):
         networks = self._trained(learner.params)
         packed, unpack = self.optimiser.pack(networks)
         latents = data.entries.extras
-        start = Carried(packed, learner.optimiser, auxiliary.slow_critic, auxiliary.returns, latents)
+        start = Carried(networks, packed, learner.optimiser, auxiliary.slow_critic, auxiliary.returns, latents)
         keys = jax.random.split(key, self.gradient_steps(rollout))
 
-        def train(start: Carried) -> tuple[Carried, Metrics]:
+        def train(start: Carried) -> tuple[Carried, MetricRow]:
             clip = adaptive_clipping(networks, packed)
 
             def gradient_step(carried: Carried, key: Key) -> tuple[Carried, MetricRow]:
                 return self._gradient_step(data, cursor, unpack, clip, carried, coef, key)
 
-            after, rows = jax.lax.scan(gradient_step, start, keys)
-            return after, rows.mean()
+            return jax.lax.scan(gradient_step, start, keys)
 
         _, shapes = jax.eval_shape(train, start)
         enough = across.all(jnp.any(ring.number_of_sequences(cursor, self.sequence) > 0))
         steps = across.sum(jnp.sum(cursor.size))
         enough &= steps >= self.config.prefill
-        after, metrics = jax.lax.cond(
+        after, rows = jax.lax.cond(
             enough, train, lambda start: (start, jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)), start
         )
+        metrics = rows.mean()
         # A rollout that is not finite may not have been drawn yet, but must not stay in the replay.
         sound = jnp.all(jnp.isfinite(rollout.reward))
         for leaf in jax.tree.leaves((rollout.obs, rollout.action)):
@@ -294,7 +298,7 @@ class Algorithm(Base):
         metrics["replay/gradient_steps"] = jnp.where(enough, len(keys), 0).astype(jnp.float32)
         acting = {"random": 1 - enough.astype(jnp.float32), "uniform_mix": coef["uniform_mix"]}
         return Learner(
-            {**unpack(after.params), "acting": acting},
+            {**after.networks, "acting": acting},
             after.optimiser,
             Auxiliary(after.slow_critic, after.returns, cursor),
             data._replace(entries=data.entries._replace(extras=after.latents)),
@@ -309,22 +313,23 @@ class Algorithm(Base):
         batch = across.share(self.config.batch_size, "batch_size")
         drawn = ring.draw(current, cursor, draw_key, batch, self.sequence)
         (_, (found, returns, metrics)), gradients = jax.value_and_grad(self.loss, has_aux=True)(
-            unpack(carried.params), carried.slow_critic, carried.returns, drawn.entries, coef, loss_key
+            carried.networks, carried.slow_critic, carried.returns, drawn.entries, coef, loss_key
         )
         gradients = across.mean(self.optimiser.pack(gradients)[0])
         if "adaptive_clip" in coef:
-            gradients = clip(gradients, carried.params, coef["adaptive_clip"])
+            gradients = clip(gradients, carried.packed, coef["adaptive_clip"])
         step = self.optimiser.step(
-            carried.params, carried.optimiser, Packed(gradients), coef["learning_rate"], None, reduced=True
+            carried.packed, carried.optimiser, Packed(gradients), coef["learning_rate"], None, reduced=True
         )
+        networks = unpack(step.params)
         slow = jax.tree.map(
             lambda slow, now: slow + coef["slow_value_rate"] * (now - slow),
             carried.slow_critic,
-            unpack(step.params)["critic"],
+            networks["critic"],
         )
         metrics["gradient/norm"] = step.gradient_norm
         latents = self._refreshed(carried.latents, drawn, found)
-        return Carried(step.params, step.state, slow, returns, latents), MetricRow.of(metrics)
+        return Carried(networks, step.params, step.state, slow, returns, latents), MetricRow.of(metrics)
 
     def _refreshed(self, latents: dict[str, jax.Array], drawn: ring.Drawn, found: Latent) -> dict[str, jax.Array]:
         """Overwrite the latent states of the drawn entries with those just found, where they are finite."""
@@ -396,21 +401,23 @@ class Algorithm(Base):
         actions = self.network.encoded(entries.action[:-1])
         share = coef["uniform_mix"]
         states, posterior = self.network.unroll(model, start, replayed.obs, actions, replayed.first, share, key)
-        prior, features = model.dynamics.prior_log_probs(states.deter, share), states.features
+        # From here on, all steps are rows `[T · B, ...]`.
+        seen, posterior = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (replayed, posterior))
+        features = rows(states.features)
+        prior = model.dynamics.prior_log_probs(rows(states.deter), share)
         # --- predictions
-        squared, spread = jnp.zeros(replayed.reward.shape), jnp.float32(0)
-        for found, target in zip(model.decoder(features), model.decoder.targets(replayed.obs), strict=True):
-            axes = tuple(range(2, target.ndim))
+        squared, spread = jnp.zeros(seen.reward.shape), jnp.float32(0)
+        for found, target in zip(model.decoder(features), model.decoder.targets(seen.obs), strict=True):
+            axes = tuple(range(1, target.ndim))
             squared += jnp.sum(jnp.square(found - stop(target)), axes)
-            constant = jnp.broadcast_to(target.mean((0, 1)), target.shape)
+            constant = jnp.broadcast_to(target.mean(0), target.shape)
             spread += jnp.mean(jnp.sum(jnp.square(target - constant), axes))
         going_on = model.going_on(features)[..., 0]
-        live = 1 - replayed.terminal.astype(jnp.float32)
+        live = 1 - seen.terminal.astype(jnp.float32)
         losses = {
             "observation": squared.mean(),
-            "reward": two_hot_loss(model.reward(features), replayed.reward).mean(),
-            # −live log σ(x) − (1 − live) log σ(−x)
-            "continuation": jnp.mean(jax.nn.softplus(going_on) - live * going_on),
+            "reward": two_hot_loss(model.reward(features), seen.reward).mean(),
+            "continuation": binary_cross_entropy(going_on, live).mean(),
         }
         # --- divergences, each of which trains one side
         dynamics, representation = balanced(posterior, prior, coef["free_nats"])
@@ -512,6 +519,17 @@ def divergence(one: jax.Array, other: jax.Array) -> jax.Array:
     0.1438
     """
     return jnp.sum(jnp.exp(one) * (one - other), (-2, -1))
+
+
+def binary_cross_entropy(x: jax.Array, target: jax.Array) -> jax.Array:
+    """Return −target log σ(x) − (1 − target) log σ(−x).
+
+    JAX's own log σ has a log1p, which takes longer to compile than the rest; here 1 and more is its argument.
+
+    >>> [round(float(binary_cross_entropy(jnp.float32(x), jnp.float32(0.25))), 3) for x in (0.0, 50.0, -50.0)]
+    [0.693, 37.5, 12.5]
+    """
+    return jnp.maximum(x, 0) + jnp.log(1 + jnp.exp(-jnp.abs(x))) - target * x
 
 
 def balanced(posterior: jax.Array, prior: jax.Array, free_nats: Any) -> tuple[jax.Array, jax.Array]:

@@ -303,20 +303,30 @@ def _last_max(x: jax.Array) -> jax.Array:
     return functools.reduce(jnp.maximum, _columns(x)) if x.shape[-1] <= UNROLLED else jnp.max(x, -1)
 
 
+def uniform(key: Key, shape: tuple[int, ...]) -> jax.Array:
+    """As `jax.random.uniform`, with the same numbers; drawn as a vector, on a CPU they take a third as long to compile.
+
+    >>> key = jax.random.key(0)
+    >>> bool((uniform(key, (2, 3, 4)) == jax.random.uniform(key, (2, 3, 4))).all())
+    True
+    """
+    return jax.random.uniform(key, (math.prod(shape),)).reshape(shape)
+
+
 def _inverse_cdf(key: Key, weights: jax.Array) -> jax.Array:
     """Draw index `i` of the last axis with probability `weights[i] / Σ weights`.
 
     The sample is the first index whose cumulative weight exceeds a uniform number in `[0, total)`, so an index of zero
     weight is never drawn.
     """
-    uniform = jax.random.uniform(key, weights.shape[:-1])
+    drawn = uniform(key, weights.shape[:-1])
     if weights.shape[-1] <= UNROLLED:
         sums = list(itertools.accumulate(_columns(weights)))
-        passed = [(uniform * sums[-1] >= below).astype(jnp.int32) for below in sums[:-1]]
-        return functools.reduce(jnp.add, passed, jnp.zeros(uniform.shape, jnp.int32))
+        passed = [(drawn * sums[-1] >= below).astype(jnp.int32) for below in sums[:-1]]
+        return functools.reduce(jnp.add, passed, jnp.zeros(drawn.shape, jnp.int32))
     # Rounding in cumsum could give an index of zero weight a tiny probability, so exclude those.
     cumulative = jnp.where(weights > 0, jnp.cumsum(weights, -1), 0)
-    return jnp.argmax((uniform * cumulative.max(-1))[..., None] < cumulative, -1).astype(jnp.int32)
+    return jnp.argmax((drawn * cumulative.max(-1))[..., None] < cumulative, -1).astype(jnp.int32)
 
 
 def _pick(values: jax.Array, index: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from flax import nnx
 from lehr.config import check_counts
 from lehr.errors import InputError
 from lehr.masks import has_mask
-from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal
+from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal, uniform
 from lehr.maths.two_hot import symlog, two_hot_mean
 from lehr.networks.block_gru import BlockGRU, Dense, normalised_silu
 from lehr.networks.build import Network, Params, build
@@ -156,6 +156,14 @@ def likeliest(log_probs: jax.Array) -> jax.Array:
     return chosen.reshape(*log_probs.shape[:-2], -1)
 
 
+def rows(x: jax.Array, axes: int = 1) -> jax.Array:
+    """Return an array `[..., *shape]`, whose shape has so many axes, as rows `[R, *shape]`.
+
+    Programs on rows compile faster than on `[T, B]`: XLA's CPU backend unrolls loops over short axes.
+    """
+    return x.reshape(-1, *x.shape[x.ndim - axes :])
+
+
 class Layers(nnx.Module):
     """Dense layers, then a linear one whose initial weights are scaled."""
 
@@ -174,10 +182,12 @@ class Layers(nnx.Module):
 
         They are put together after the first product, so that the gradient of each input is computed by itself.
         """
-        x = self.dense[0](*inputs)
+        batch = (-1, *inputs[0].shape[1:-1]) if inputs[0].ndim > 1 else ()
+        x = self.dense[0](*(rows(x) for x in inputs))
         for layer in self.dense[1:]:
             x = layer(x)
-        return self.output(x)
+        x = self.output(x)
+        return x.reshape(*batch, x.shape[-1])
 
 
 class Encoder(nnx.Module):
@@ -352,33 +362,33 @@ class DreamerNetwork:
             key: for the latents.
         """
         dynamics = model.dynamics
-        acted = dynamics.from_action(reset_carry(actions, first))
-        seen = dynamics.tokens(model.encoder(obs))
-        uniform = jax.random.uniform(key, (*first.shape, self.config.latents))
+        acted = dynamics.from_action(rows(reset_carry(actions, first))).reshape(*first.shape, -1)
+        seen = dynamics.tokens(model.encoder(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs))).reshape(*first.shape, -1)
+        numbers = uniform(key, (*first.shape, self.config.latents))
 
         def step(latent: Latent, inputs: Any) -> tuple[Latent, tuple[Latent, jax.Array]]:
-            acted, seen, first, uniform = inputs
+            acted, seen, first, numbers = inputs
             deter = dynamics.advance(reset_carry(latent, first), acted)
             log_probs = dynamics.posterior_log_probs(deter, seen, share)
-            latent = Latent(deter, drawn(log_probs, uniform))
+            latent = Latent(deter, drawn(log_probs, numbers))
             return latent, (latent, log_probs)
 
-        return jax.lax.scan(step, start, (acted, seen, first, uniform), unroll=_together(len(first)))[1]
+        return jax.lax.scan(step, start, (acted, seen, first, numbers), unroll=_together(len(first)))[1]
 
     def imagine(self, model: WorldModel, start: Latent, length: int, share: Any, key: Key) -> tuple[jax.Array, PyTree]:
         """Return the features `[length + 1, M, F]` of imagined states, and the policy's actions `[length, M, ...]`."""
         keys, action_key = jax.random.split(key)
-        uniform = jax.random.uniform(keys, (length, *start.deter.shape[:-1], self.config.latents))
+        numbers = uniform(keys, (length, *start.deter.shape[:-1], self.config.latents))
 
         def step(latent: Latent, inputs: Any) -> tuple[Latent, Any]:
-            uniform, key = inputs
+            numbers, key = inputs
             action = self.policy(model, latent.features, share).sample(key)
             acted = model.dynamics.from_action(self.encoded(action))
             deter = model.dynamics.advance(latent, acted)
-            found = Latent(deter, drawn(model.dynamics.prior_log_probs(deter, share), uniform))
+            found = Latent(deter, drawn(model.dynamics.prior_log_probs(deter, share), numbers))
             return found, (latent.features, action)
 
-        given = uniform, jax.random.split(action_key, length)
+        given = numbers, jax.random.split(action_key, length)
         last, (features, actions) = jax.lax.scan(step, start, given, unroll=_together(length))
         return jnp.concatenate([features, last.features[None]]), actions
 
@@ -430,11 +440,11 @@ class DreamerNetwork:
         """Return uniform actions, as the policy would give them."""
         space = self.action_space
         one = jax.eval_shape(space.sample, key)
-        uniform = jax.random.uniform(key, (*batch_shape, *one.shape))
+        numbers = uniform(key, (*batch_shape, *one.shape))
         if isinstance(space, Box):
-            return 2 * uniform - 1
-        count = jnp.broadcast_to(jnp.float32(space.n if isinstance(space, Discrete) else space.nvec), uniform.shape)
-        return jnp.floor(count * uniform).astype(jnp.int32)
+            return 2 * numbers - 1
+        count = jnp.broadcast_to(jnp.float32(space.n if isinstance(space, Discrete) else space.nvec), numbers.shape)
+        return jnp.floor(count * numbers).astype(jnp.int32)
 
     def step(
         self, params: Params, carry: PyTree, obs: PyTree, reset: jax.Array

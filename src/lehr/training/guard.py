@@ -26,6 +26,8 @@ def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejecte
         sound &= before.rejected <= most_rejected
 
     def kept(new: PyTree, old: PyTree) -> PyTree:
+        if jax.default_backend() == "cpu":  # copies need no compiling; a GPU would wait for the host to choose
+            return jax.lax.cond(sound, lambda: new, lambda: old)
         return jax.tree.map(lambda new, old: jnp.where(sound, new, old), new, old)
 
     def learner(new: TrainState, old: TrainState, name: str) -> PyTree:
