@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from lehr.maths.laprop import clip_adaptively, laprop
+from lehr.maths.laprop import ROW, Parts, clip_adaptively, laprop
 from lehr.maths.optimise import optimiser
 
 
@@ -40,3 +41,12 @@ def test_each_array_is_clipped_to_a_fraction_of_its_own_norm():
     for name, most in (("small", 0.3 * np.linalg.norm(params["small"])), ("zero", 0.3 * 1e-3)):
         scale = most / np.linalg.norm(gradients[name])
         np.testing.assert_allclose(found[name], scale * gradients[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(5,), (1, 2, 3), (ROW, 1), (3, 2 * ROW + 7, 1, ROW, 2), (ROW + 1, 4 * ROW, ROW - 1)])
+def test_the_sums_of_the_parts_of_a_vector(sizes):
+    arrays = [np.random.default_rng(index).normal(size=size) for index, size in enumerate(sizes)]
+    parts, whole = Parts.of([*arrays, np.zeros((0, 3))]), jnp.float32(np.concatenate(arrays))
+    assert parts.sizes == sizes
+    np.testing.assert_allclose(parts.sums(whole), [array.sum() for array in arrays], rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(parts.owners(), np.repeat(np.arange(len(sizes)), sizes))

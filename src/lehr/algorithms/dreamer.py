@@ -285,10 +285,10 @@ class Algorithm(Base):
         enough = across.all(jnp.any(ring.number_of_sequences(cursor, self.sequence) > 0))
         steps = across.sum(jnp.sum(cursor.size))
         enough &= steps >= self.config.prefill
-        after, rows = jax.lax.cond(
+        after, taken = jax.lax.cond(
             enough, train, lambda start: (start, jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)), start
         )
-        metrics = rows.mean()
+        metrics = taken.mean()
         # A rollout that is not finite may not have been drawn yet, but must not stay in the replay.
         sound = jnp.all(jnp.isfinite(rollout.reward))
         for leaf in jax.tree.leaves((rollout.obs, rollout.action)):
@@ -402,7 +402,7 @@ class Algorithm(Base):
         share = coef["uniform_mix"]
         states, posterior = self.network.unroll(model, start, replayed.obs, actions, replayed.first, share, key)
         # From here on, all steps are rows `[T · B, ...]`.
-        seen, posterior = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (replayed, posterior))
+        seen, posterior = rows((replayed, posterior))
         features = rows(states.features)
         prior = model.dynamics.prior_log_probs(rows(states.deter), share)
         # --- predictions
@@ -468,9 +468,7 @@ class Algorithm(Base):
         }
         return -jnp.mean(imagined.weight * gain), metrics
 
-    def _value_losses(
-        self, imagined: "Imagined", replayed: ring.Entries, coef: Metrics
-    ) -> tuple[jax.Array, jax.Array]:
+    def _value_losses(self, imagined: "Imagined", replayed: ring.Entries, coef: Metrics) -> tuple[jax.Array, jax.Array]:
         """Return the value losses on imagined and on replayed steps: towards returns, and towards the slow critic."""
         first_of_next = jnp.concatenate([replayed.first[1:], jnp.zeros_like(replayed.first[:1])])
         last = (replayed.last | first_of_next).astype(jnp.float32)
@@ -478,17 +476,17 @@ class Algorithm(Base):
         live = 1 - replayed.terminal.astype(jnp.float32)
         returns = lambda_returns(replayed.reward, bootstrap, live, last, coef["discount"], coef["return_lambda"])
 
-        def rows(imagined: jax.Array, replayed: jax.Array) -> jax.Array:
+        def together(imagined: jax.Array, replayed: jax.Array) -> jax.Array:
             """Return both as rows of the logits, `[H + 2, M]`; the last steps, which have no return, are zeros."""
             unused = jnp.zeros_like(replayed[:1])
             ended = jnp.concatenate([replayed, unused]).reshape(1, -1)
             return jnp.concatenate([imagined, jnp.zeros_like(imagined[:1]), ended])
 
         replayed_slow = imagined.slow_value[0].reshape(last.shape)[:-1]
-        targets = two_hot(rows(imagined.returns, returns), self.network.config.bins)
-        slow = two_hot(rows(imagined.slow_value[:-1], replayed_slow), self.network.config.bins)
+        targets = two_hot(together(imagined.returns, returns), self.network.config.bins)
+        slow = two_hot(together(imagined.slow_value[:-1], replayed_slow), self.network.config.bins)
         loss = cross_entropy(imagined.logits, targets + coef["slow_value_coef"] * slow)
-        loss *= rows(imagined.weight, 1 - last[:-1])
+        loss *= together(imagined.weight, 1 - last[:-1])
         return loss[:-1].sum() / imagined.returns.size, loss[-1].sum() / returns.size
 
 

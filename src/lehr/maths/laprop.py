@@ -92,15 +92,18 @@ class Parts:
     def sums(self, x: jax.Array) -> jax.Array:
         """Return the sum of each part of a vector `[D]`, `[P]`: sums of rows, each within one part, then their sums."""
         width = min(ROW, x.size)
-        rows = [-(-size // width) for size in self.sizes]
-        part = np.repeat(np.arange(len(rows)), rows)
-        begin = (self.ends - self.sizes)[part] + width * (np.arange(len(part)) - (np.cumsum(rows) - rows)[part])
+        count = [-(-size // width) for size in self.sizes]
+        part = np.repeat(np.arange(len(count)), count)
+        begin = (self.ends - self.sizes)[part] + width * (np.arange(len(part)) - (np.cumsum(count) - count)[part])
         end = np.minimum(begin + width, self.ends[part])
-        first = np.minimum(begin, x.size - width)  # the rows at the very end overlap those before them
-        place = jnp.asarray(first, jnp.int32)[:, None] + jnp.arange(width, dtype=jnp.int32)
-        inside = (place >= begin[:, None].astype(np.int32)) & (place < end[:, None].astype(np.int32))
-        by_row = jnp.sum(jnp.where(inside, x[place], 0.0), -1)
-        return jnp.sum(jnp.where(part == np.arange(len(rows))[:, None], by_row, 0.0), -1)
+        first = np.minimum(begin, x.size - width)  # rows at the very end overlap those before them
+        shape = len(part), width
+        first, begin, end = (jnp.broadcast_to(np.int32(place)[:, None], shape) for place in (first, begin, end))
+        place = first + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        by_row = jnp.sum(jnp.where((place >= begin) & (place < end), x[place], 0.0), -1)
+        shape = len(count), len(part)
+        is_of = np.arange(len(count))[:, None] == part
+        return jnp.sum(jnp.where(is_of, jnp.broadcast_to(by_row, shape), 0.0), -1)
 
 
 def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:

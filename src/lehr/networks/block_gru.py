@@ -3,8 +3,6 @@
 A state of `D` numbers in `G` blocks has D² / G recurrent weights per gate instead of D²: a large memory is cheap.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -37,8 +35,8 @@ def _forwards(x: jax.Array, scale: jax.Array) -> tuple[jax.Array, tuple[jax.Arra
 def _backwards(given: tuple[jax.Array, jax.Array], change: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the gradients by x and by scale.
 
-        n = x / √(mean x² + ε),  u = scale · n,  d = σ(u) (1 + u (1 − σ(u))) · change
-        ∂x = (scale d − n mean(scale d n)) / √(mean x² + ε),  ∂scale = Σ d n
+    n = x / √(mean x² + ε),  u = scale · n,  d = σ(u) (1 + u (1 − σ(u))) · change
+    ∂x = (scale d − n mean(scale d n)) / √(mean x² + ε),  ∂scale = Σ d n
     """
     x, scale = given
     wide, inverse = jnp.broadcast_to(scale, x.shape), _inverse_size(x)
@@ -65,7 +63,12 @@ class Dense(nnx.Module):
     def __call__(self, *inputs: jax.Array) -> jax.Array:
         """Map `[..., in_features]` to `[..., out_features]`; several inputs are put together along the first axis."""
         products = [self.linear(x) for x in inputs]
-        return normalised_silu(products[0] if len(inputs) == 1 else jnp.concatenate(products), self.norm.scale[...])
+        return self.activated(products[0] if len(inputs) == 1 else jnp.concatenate(products))
+
+    def activated(self, x: jax.Array) -> jax.Array:
+        """Normalise and activate the linear layer's output `[..., out_features]`."""
+        assert self.norm.scale is not None
+        return normalised_silu(x, self.norm.scale[...])
 
 
 class BlockLinear(nnx.Module):
@@ -105,12 +108,8 @@ class BlockGRU(nnx.Module):
         parts = h.reshape(*h.shape[:-1], self.blocks, -1)
         seen = jnp.broadcast_to(x[..., None, :], (*x.shape[:-1], self.blocks, x.shape[-1]))
         y = self.hidden(jnp.concatenate([parts, seen], -1))
-        gates = self.gates(normalised_silu(y, self.scale[...]))
-        return gated(gates, parts).reshape(h.shape)
-
-
-#@functools.partial(jax.checkpoint, prevent_cse=False)
-def gated(gates, h):
-        reset, candidate, update = jnp.split(gates, 3, -1)
+        y = normalised_silu(y, self.scale[...])
+        reset, candidate, update = jnp.split(self.gates(y), 3, -1)
         update = jax.nn.sigmoid(update - 1)
-        return update * jnp.tanh(jax.nn.sigmoid(reset) * candidate) + (1 - update) * h
+        parts = update * jnp.tanh(jax.nn.sigmoid(reset) * candidate) + (1 - update) * parts
+        return parts.reshape(h.shape)

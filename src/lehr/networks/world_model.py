@@ -18,7 +18,7 @@ from lehr.errors import InputError
 from lehr.masks import has_mask
 from lehr.maths.distributions import Categorical, Distribution, MultiCategorical, Normal, uniform
 from lehr.maths.two_hot import symlog, two_hot_mean
-from lehr.networks.block_gru import BlockGRU, Dense, normalised_silu
+from lehr.networks.block_gru import BlockGRU, Dense
 from lehr.networks.build import Network, Params, build
 from lehr.networks.images import ImageDecoder, ImageEncoder
 from lehr.networks.memory import reset_carry
@@ -156,12 +156,12 @@ def likeliest(log_probs: jax.Array) -> jax.Array:
     return chosen.reshape(*log_probs.shape[:-2], -1)
 
 
-def rows(x: jax.Array, axes: int = 1) -> jax.Array:
-    """Return an array `[..., *shape]`, whose shape has so many axes, as rows `[R, *shape]`.
+def rows(tree: PyTree) -> PyTree:
+    """Return leaves `[T, B, ...]` as rows `[T · B, ...]`.
 
-    Programs on rows compile faster than on `[T, B]`: XLA's CPU backend unrolls loops over short axes.
+    XLA's CPU backend writes loops over short axes out, so that a program on rows compiles faster.
     """
-    return x.reshape(-1, *x.shape[x.ndim - axes :])
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
 
 
 class Layers(nnx.Module):
@@ -183,7 +183,7 @@ class Layers(nnx.Module):
         They are put together after the first product, so that the gradient of each input is computed by itself.
         """
         batch = (-1, *inputs[0].shape[1:-1]) if inputs[0].ndim > 1 else ()
-        x = self.dense[0](*(rows(x) for x in inputs))
+        x = self.dense[0](*(x.reshape(-1, x.shape[-1]) for x in inputs))
         for layer in self.dense[1:]:
             x = layer(x)
         x = self.output(x)
@@ -278,7 +278,7 @@ class Dynamics(nnx.Module):
     def posterior_log_probs(self, deter: jax.Array, seen: jax.Array, share: Any) -> jax.Array:
         """Return the log-probabilities of the latents `[..., S, K]` with the observation, given `tokens` of it."""
         layer = self.posterior.dense[0]
-        x = normalised_silu(layer.linear(deter) + seen, layer.norm.scale[...])
+        x = layer.activated(layer.linear(deter) + seen)
         return mixed(self._classes(self.posterior.output(x)), share)
 
     def _classes(self, logits: jax.Array) -> jax.Array:
@@ -363,7 +363,7 @@ class DreamerNetwork:
         """
         dynamics = model.dynamics
         acted = dynamics.from_action(rows(reset_carry(actions, first))).reshape(*first.shape, -1)
-        seen = dynamics.tokens(model.encoder(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs))).reshape(*first.shape, -1)
+        seen = dynamics.tokens(model.encoder(rows(obs))).reshape(*first.shape, -1)
         numbers = uniform(key, (*first.shape, self.config.latents))
 
         def step(latent: Latent, inputs: Any) -> tuple[Latent, tuple[Latent, jax.Array]]:
