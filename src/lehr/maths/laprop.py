@@ -98,12 +98,14 @@ class Parts:
         end = np.minimum(begin + width, self.ends[part])
         first = np.minimum(begin, x.size - width)  # rows at the very end overlap those before them
         shape = len(part), width
-        first, begin, end = (jnp.broadcast_to(np.int32(place)[:, None], shape) for place in (first, begin, end))
-        place = first + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-        by_row = jnp.sum(jnp.where((place >= begin) & (place < end), x[place], 0.0), -1)
-        shape = len(count), len(part)
-        is_of = np.arange(len(count))[:, None] == part
-        return jnp.sum(jnp.where(is_of, jnp.broadcast_to(by_row, shape), 0.0), -1)
+
+        def columns(places: np.ndarray) -> jax.Array:
+            return jnp.broadcast_to(jnp.asarray(places, jnp.int32)[:, None], shape)
+
+        place = columns(first) + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        inside = (place >= columns(begin)) & (place < columns(end))
+        by_row = jnp.broadcast_to(jnp.sum(jnp.where(inside, x[place], 0.0), -1), (len(count), len(part)))
+        return jnp.sum(jnp.where(np.arange(len(count))[:, None] == part, by_row, 0.0), -1)
 
 
 def clip_adaptively(gradients: PyTree, params: PyTree, limit: Any) -> PyTree:
