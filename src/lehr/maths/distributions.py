@@ -319,7 +319,7 @@ def _inverse_cdf(key: Key, weights: jax.Array) -> jax.Array:
     The sample is the first index whose cumulative weight exceeds a uniform number in `[0, total)`, so an index of zero
     weight is never drawn.
     """
-    drawn = uniform(key, weights.shape[:-1])
+    drawn = jax.random.uniform(key, weights.shape[:-1])
     if weights.shape[-1] <= UNROLLED:
         sums = list(itertools.accumulate(_columns(weights)))
         passed = [(drawn * sums[-1] >= below).astype(jnp.int32) for below in sums[:-1]]
