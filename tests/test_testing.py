@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 import jax.numpy as jnp
 import pytest
 
+import lehr
 from lehr import algorithms
 from lehr.algorithms import a2c
 from lehr.config import Coef
@@ -50,6 +51,43 @@ def test_lehrs_own_algorithms_learn(algorithm):
 @pytest.mark.slow
 def test_values_of_normalised_rewards_are_not_compared_with_returns():
     assert check_algorithm("a2c", learns=True, normalise_rewards=True) == []
+
+
+# What learn returns --------------------------------------------------------------------------------------------------
+
+
+class NoMetrics(a2c.Algorithm):
+    def learn(self, learner, rollout, coef, key):
+        return super().learn(learner, rollout, coef, key)[0]
+
+
+class AMetricOfManyNumbers(a2c.Algorithm):
+    def learn(self, learner, rollout, coef, key):
+        after, metrics = super().learn(learner, rollout, coef, key)
+        return after, metrics | {"mine/advantage": rollout.reward}
+
+
+class NoTotal(a2c.Algorithm):
+    def learn(self, learner, rollout, coef, key):
+        after, metrics = super().learn(learner, rollout, coef, key)
+        return after, {"loss/totel": metrics["loss/total"]}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
+        (NoMetrics, "learn of NoMetrics must return two things, the learner and a dict of metrics."),
+        (
+            AMetricOfManyNumbers,
+            r"learn of AMetricOfManyNumbers returned the metric 'mine/advantage' of shape \[16, 2\]; metrics are single",
+        ),
+        (NoTotal, "learn of NoTotal returned no metric 'loss/total'.*; its metrics are loss/totel."),
+    ],
+)
+def test_an_algorithm_is_told_what_learn_must_return(algorithm, sentence, tmp_path):
+    small = {"total_steps": 32, "num_envs": 2, "horizon": 16, "hidden_sizes": (4,), "progress": False}
+    with pytest.raises(InputError, match=sentence):
+        lehr.train(algorithm, "CartPole-v1", run_dir=tmp_path / "run", **small)
 
 
 # Settings --------------------------------------------------------------------------------------------------------------

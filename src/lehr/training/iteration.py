@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from lehr.acting.rollout import Collected, broken, collect, mean_reward
+from lehr.algorithms.base import checked
 from lehr.envs import AutoReset
 from lehr.maths import across
 from lehr.maths.normalise import scale_rewards, update_statistics
@@ -63,7 +64,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
 
     # --- learning
     learn_key = across.own(derive(state.key, "learn", state.updates))
-    learner, metrics = algorithm.learn(state.learner, rollout, coef, learn_key)
+    learner, metrics = checked(algorithm, algorithm.learn(state.learner, rollout, coef, learn_key))
 
     # --- metrics, of all devices, and the controllers that react to them
     metrics = across.mean(metrics | reward_metrics) | {"rollout/reward": mean_reward(collected.rollout)}
