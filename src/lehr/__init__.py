@@ -76,3 +76,7 @@ def __getattr__(name: str) -> Any:
                 importlib.import_module(_LATER[name])
         return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module 'lehr' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

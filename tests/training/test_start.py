@@ -53,6 +53,11 @@ print(json.dumps([light, [name for name in sys.argv[1:] if name in sys.modules]]
     assert in_a_process(code, *heavy) == [[], []]
 
 
+def test_the_public_names_are_listed():
+    assert dir(lehr) == sorted(lehr.__all__)
+    assert "train" in dir(lehr)
+
+
 def test_the_collector_looks_at_imported_modules_in_full_collections_only():
     code = """
 import gc, json, lehr
