@@ -77,7 +77,9 @@ def trust_flag(own_code: Iterable[Any]) -> str:
 
 
 def exit_code(result: Result) -> int:
-    """0, or 128 plus the number of the signal that stopped the run, by shell convention."""
+    """0, 1 if no update could be applied, or 128 plus the number of the signal that stopped the run."""
+    if _left_out(result.final) == result.state.updates > 0:
+        return 1
     reason = RunDirectory(result.run_dir).read_status()["reason"]
     return 128 + signal.Signals[reason.removeprefix("signal ")] if reason.startswith("signal ") else 0
 
@@ -87,11 +89,18 @@ def _outcome(result: Result, final: dict[str, float]) -> str:
     status = RunDirectory(result.run_dir).read_status()
     total, target = result.config["total_steps"], result.config["target_return"]
     steps = f"{short_number(final['env_steps'])} of {short_number(total)} env steps"
+    if left_out := _left_out(final):
+        steps += f", of whose {result.state.updates} updates {left_out} were not finite and were left out"
     if target is not None and final.get("evaluate/return", -math.inf) >= target:
         return f"solved after {steps}: the mean return reached the target of {target:g}"
     if status["status"] == "stopped":
         return f"stopped after {steps} ({status['reason']}); the state is saved"
     return f"finished after {steps}" + ("" if target is None else f", below the target return of {target:g}")
+
+
+def _left_out(final: dict[str, float]) -> int:
+    """How many updates were not applied."""
+    return int(final.get("update/rejected", 0))
 
 
 def _mean(final: dict[str, float], name: str) -> str:

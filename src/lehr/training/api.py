@@ -422,7 +422,7 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env.strip('<>')}, {size} parameters, saved in {directory.path}")
-    for note in plan.notes:
+    for note in (*plan.notes, *plan.schedule_notes):
         loop.say(note)
     if plan.loaded.summary:
         loop.say(plan.loaded.summary)

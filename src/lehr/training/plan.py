@@ -26,6 +26,7 @@ from lehr.envs.host.base import check_size
 from lehr.envs.naming import Adopted, adopt
 from lehr.errors import InputError, closest
 from lehr.masks import has_mask
+from lehr.schedules.notes import surprises
 from lehr.schedules.phases import MOST_STEPS
 from lehr.spaces import Box, Spaces
 from lehr.training.compilation_cache import use_compilation_cache
@@ -92,7 +93,7 @@ class RunConfig:
     checkpoint_replay: Literal["on", "off"] = "on"
     """Save the replay and stored rollouts in checkpoints; off saves space, but a resumed run then starts with none."""
     max_rejected: int = 10
-    """Stop the run after this many non-finite updates."""
+    """Number of non-finite updates that are left out; one more stops the run."""
     log_every: int | None = None
     """Env steps between rows of the logs; none logs each of the first 10,000 updates, then ever fewer."""
     tensorboard: bool = True
@@ -173,6 +174,13 @@ class Plan:
         fields = [*config.describe(type(self.settings)), *config.describe(type(self.reward_settings))]
         mapping = self.mapping
         return {field.name: str(mapping[field.name]) for field in fields if field.is_coefficient}
+
+    @property
+    def schedule_notes(self) -> list[str]:
+        """What the user may not have meant with the schedules of a run."""
+        total = self.run.total_steps
+        found = config.coefficients(self.settings, total) | config.coefficients(self.reward_settings, total)
+        return [note for name, schedule in found.items() for note in surprises(name, schedule, total)]
 
     @property
     def updates(self) -> int:
