@@ -21,6 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import lehr
 from lehr import cli
 from lehr.envs import Environment, register, registry
+from lehr.envs.wrappers import ActionRepeat
 from lehr.errors import InputError
 from lehr.report.loggers import JsonLines
 from lehr.schedules import env_steps
@@ -262,6 +263,22 @@ def test_the_newest_checkpoints_and_the_best_are_kept(watched):
     evaluated = {row["update"]: row.get("evaluate/return", -1) for row in rows_of(watched.result.run_dir)}
     best = max(evaluated, key=lambda update: (evaluated[update], -update))
     assert checkpoint.steps(watched.result.run_dir / "checkpoints") == sorted({best, 30, 36, 40})
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_run_is_evaluated_in_another_environment_with_its_spaces(watched, wrapped):
+    """Whose state the checkpoint does not have."""
+    if not wrapped:
+        pytest.importorskip("gymnasium")
+    env = ActionRepeat(lehr.envs.make("CartPole-v1"), 2) if wrapped else "gym:CartPole-v1"
+    run = watched.result.run_dir
+    result = lehr.load(run, env=env)
+    np.testing.assert_array_equal(
+        result.policy(np.zeros(4, np.float32)), watched.result.policy(np.zeros(4, np.float32))
+    )
+    assert lehr.evaluate(run, env, episodes=2).returns.shape == (2,)
+    with pytest.raises(InputError, match=r"observations of this environment are in .*, but the policy was trained for"):
+        lehr.load(run, env="Acrobot-v1")
 
 
 def test_loading_gives_what_training_gave(watched):

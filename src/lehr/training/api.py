@@ -198,18 +198,27 @@ def load(run: str | Path, env: Any = None, *, algorithm: Any = None, trust: bool
 
     Args:
         run: run directory, or its name under `runs/`.
-        env: environment to use instead of the run's, as in `train`.
+        env: environment to use instead of the run's, as in `train`, with the same spaces.
         algorithm: as in `resume`.
         trust: allow the run to run code from outside Lehr; see SECURITY.md.
     """
     directory = RunDirectory.open(run)
-    algorithm, saved = _settings(directory, algorithm, trust)
+    named = algorithm
+    algorithm, saved = _settings(directory, named, trust)
+    has_own = not plugins.is_placeholder(saved["env"])
     if isinstance(env, str) and full_name(env) != saved["env"]:
         saved |= {"env": env} if plugins.is_placeholder(saved["env"]) else {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
     background.take_memory_as_needed()
     plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
-    state, _ = restore(directory, plan, needs_memory=False)
+    try:
+        state, _ = restore(directory, plan, needs_memory=False)
+    except InputError:
+        if env is None or not has_own:
+            raise
+        result = load(run, algorithm=named, trust=trust)  # whose environments go on; the policy may act in another one
+        other = evaluation.checked_env(result.policy, plan.evaluation_env)
+        return replace(result, env=other, config=result.config | {"env": plan.run.env})
     result = _result(plan, directory, state)
     lost = {name: value for name, value in saved.items() if _has_placeholder(value) and name != "env"}
     return replace(result, config=result.config | lost)
