@@ -173,6 +173,10 @@ def _find(env: str) -> Registration:
     if env in (offered := plugins.offered(GROUP)):
         return _load(env, offered[env])
     module, colon, name = env.partition(":")
+    if env.endswith(".py"):
+        raise InputError(
+            f"There is no environment named {quoted(env)}; name its class, as in {quoted(plugins.class_in(env))}."
+        )
     if not colon:
         raise InputError(_unknown(env))
     if plugins.is_reference(f"{module}:name") and name.strip(":") and not plugins.is_reference(env):
@@ -207,9 +211,13 @@ def _unknown(name: str) -> str:
     if not close or (name.lower() in theirs and name.lower() not in known):
         near = difflib.get_close_matches(name.lower(), theirs, n=1, cutoff=0.8)
         close = ([] if name.lower() in theirs else _in_a_suite(name)) or [theirs[word] for word in near] or close
-    meant = f" (did you mean {close[0]!r}?)" if close else ""
+    if close and len(name) > 1:  # anything is close to a single letter
+        return (
+            f"There is no environment named {quoted(name)} (did you mean {close[0]!r}?): 'lehr list envs' and "
+            "'lehr list suites' show the names, and your own is 'module:Class'."
+        )
     return (
-        f"There is no environment named {quoted(name)}{meant}: choose one of {', '.join([*names(), *offered])}, "
+        f"There is no environment named {quoted(name)}: choose one of {', '.join([*names(), *offered])}, "
         f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
         "as 'module:Class'."
     )
