@@ -200,7 +200,18 @@ def compared(message):
 
 @browser_needed
 def test_the_page_understands_schedules_as_python_does(browser, address):
-    given = [*texts(1_000), "", "cosine", "0.1 at 5", "1e400", "0.5 -> 0.1 repeat 20000", "1 -> 0 over 1e15"]
+    misplaced = ["1 -> 0 linear warmup 5%", "1 -> 0 over 5k cosine", "1 -> 0 over 5k step", "1 -> 0 over 5k steps"]
+    given = [
+        *texts(1_000),
+        *misplaced,
+        "1 -> 0 over 5m",
+        "",
+        "cosine",
+        "0.1 at 5",
+        "1e400",
+        "0.5 -> 0.1 repeat 20000",
+        "1 -> 0 over 1e15",
+    ]
     browser.open(f"{address}try-schedules/", ready=LOADED)
     names = f"const texts = {json.dumps(given)}, total = {TOTAL}, steps = {STEPS};"
     answers = browser.evaluate(f"(() => {{ {names} return {ANSWERS}; }})()")

@@ -8,6 +8,8 @@ const Lehr = (() => {
   const SMALLEST = 1.1754943508222875e-38, LARGEST = 3.4028234663852886e38; // of float32
   const SHAPES = ["constant", "linear", "cosine", "exponential", "polynomial"];
   const WORDS = ["warmup", "from", "over", "until", "repeat", "at", "step", ...SHAPES];
+  const WARMUP_FIRST = "'warmup' comes first, as in 'warmup 5%, 1e-3 -> 1e-4 linear'";
+  const STEPS = ["steps", "timesteps", "env_steps"];
   const CONTROLLERS = /^\s*[\w.]+(:\w+)?\s*\(.*\)\s*$/s;
   const UNITS = { "": 0, k: 3, K: 3, M: 6, B: 9 };
   const AMOUNT = "(?:\\d[\\d_]*\\.?[\\d_]*|\\.\\d[\\d_]*)(?:[eE][+-]?\\d+)?";
@@ -158,9 +160,10 @@ const Lehr = (() => {
       const digits = token.text.match(new RegExp(`^${AMOUNT}`))[0];
       const unit = token.text.slice(digits.length).trim();
       if (unit !== "%" && !(unit in UNITS)) {
+        const known = ["m", "b"].includes(unit) ? `did you mean '${unit.toUpperCase()}'?` : "known: k, M, B, %";
         const what = WORDS.includes(unit)
           ? `needs a space before ${quoted(unit)}`
-          : `has the unknown unit ${quoted(unit)}; known: k, M, B, %`;
+          : `has the unknown unit ${quoted(unit)}; ${known}`;
         throw this.error(`${quoted(token.text)} ${what}`, token.place);
       }
       const isShare = unit === "%";
@@ -195,6 +198,8 @@ const Lehr = (() => {
           throw this.error(`${quoted(token.text)} is more than 100% of the budget`, token.place);
         }
         total = plus(total, isShare ? position(0, share) : position(number, 0), times);
+        const word = this.token.text;
+        if (STEPS.includes(word)) this.fail(`positions are env steps; leave out the word ${quoted(word)}`);
         const following = this.take("+", "-");
         if (following === null) return total;
         times = following === "+" ? 1 : -1;
@@ -235,7 +240,7 @@ const Lehr = (() => {
     }
 
     phase(phases, begin) {
-      if (this.token.text === "warmup") this.fail("'warmup' is only allowed at the start");
+      if (this.token.text === "warmup") this.fail(WARMUP_FIRST);
       const first = this.token;
       const start = this.value();
       let end = start, shape = "constant", power = 1;
@@ -276,13 +281,22 @@ const Lehr = (() => {
       while (this.token.kind === "word") {
         const word = this.token.text;
         if (!["from", "over", "until", "repeat"].includes(word)) {
-          this.fail(`unknown word ${quoted(word)}; known: ${WORDS.join(", ")}`);
+          this.misplaced(word);
         }
         if (word in extent) this.fail(`${quoted(word)} appears twice in one phase; remove one of them`);
         this.next += 1;
         extent[word] = word === "repeat" ? this.value("a number of cycles") : this.position();
       }
       return extent;
+    }
+
+    misplaced(word) {
+      if (word === "warmup") this.fail(WARMUP_FIRST);
+      if (word === "step") this.fail("'step' is only for points, as in '0.1 at 0, 0.01 at 20% step'");
+      if (SHAPES.includes(word)) {
+        this.fail(`${quoted(word)} comes right after the values, and only once, as in '0.1 -> 0 linear over 20%'`);
+      }
+      this.fail(`unknown word ${quoted(word)}; known: ${WORDS.join(", ")}`);
     }
 
     points() {

@@ -33,8 +33,8 @@ def closest(given: str, known: Iterable[str], prefix: str = "") -> str:
     "did you mean 'cosine'?"
     >>> closest("entropy", ["target_kl", "entropy_coef"])
     "did you mean 'entropy_coef'?"
-    >>> closest("spline", ["linear", "cosine"])
-    'known: linear, cosine'
+    >>> closest("spline", ["linear", "cosine"]), closest("l", ["linear", "cosine"])
+    ('known: linear, cosine', 'known: linear, cosine')
     >>> closest("spline", map(str, range(100)))[-15:]
     ' 59 and 40 more'
     """
@@ -42,7 +42,7 @@ def closest(given: str, known: Iterable[str], prefix: str = "") -> str:
     spelling = {word.lower(): word for word in reversed(words)}
     match = [word for word in words if word.lower().startswith(folded)]
     match = match or [spelling[word] for word in difflib.get_close_matches(folded, spelling, n=1, cutoff=0.7)]
-    if match:
+    if match and len(folded) > 1:  # anything is close to a single letter
         return f"did you mean {prefix + match[0]!r}?"
     more = f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else ""
     return f"known: {', '.join(words[:MOST_LISTED])}{more}"

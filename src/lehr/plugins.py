@@ -73,6 +73,15 @@ def with_modules(text: str) -> str:
     return _FILE.sub(lambda match: _module_of(match[0]), text)
 
 
+def class_in(file: str) -> str:
+    """Return how to name the class in a Python file that a user may mean.
+
+    >>> class_in("there/my_maze.py")
+    'there/my_maze.py:MyMaze'
+    """
+    return f"{file}:{''.join(part[:1].upper() + part[1:] for part in Path(file).stem.split('_'))}"
+
+
 def _module_of(file: str) -> str:
     """The module of a file below the working directory; the file itself if there is none."""
     if not Path(file).is_file():

@@ -317,6 +317,10 @@ def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):
         (["play", "none"], "There is no run 'none'"),
         (["check-env", "nowhere:Env"], "The environment 'nowhere:Env' could not be imported"),
         (["train", "PPO"], "There is no algorithm 'PPO'; did you mean 'ppo'?"),
+        (
+            ["train", "mine.py", "--env", "CartPole-v1"],
+            "There is no algorithm 'mine.py'; name its class, as in 'mine.py:Mine'",
+        ),
         (["train", "mine.Mine"], "your own is 'module:Class': did you mean 'mine:Mine'?"),
         (["list", "rnus"], "There is no list of 'rnus'; did you mean 'runs'?"),
         (["list", "runs"], "There are no runs in 'runs'; start one with 'lehr train', or give --root."),

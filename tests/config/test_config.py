@@ -1040,6 +1040,7 @@ def test_the_help_shows_each_field_once_with_its_default():
         (["--ent-cof=1"], "There is no option '--ent-cof'; did you mean '--ent-coef'?"),
         (["--totl_steps", "1"], "There is no option '--totl_steps'; did you mean '--total-steps'?"),
         (["--no-value-clip"], "There is no option '--no-value-clip'; did you mean '--no-value-clipping'?"),
+        (["-v"], "There is no option '-v'; see 'lehr train --help'."),
         (["--xyzzy"], "There is no option '--xyzzy'; see 'lehr train --help'."),
         (["stray"], "Unexpected argument 'stray'; see 'lehr train --help'."),
     ],

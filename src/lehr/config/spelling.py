@@ -170,6 +170,8 @@ def suggestion(key: str, names: Mapping[str, str], otherwise: str) -> str:
     >>> suggestion("entropy_cof", names, ""), suggestion("mlp_layers", names, "")
     ("did you mean 'entropy_coef'?", "did you mean 'hidden_sizes' or 'critic_hidden_sizes'?")
     """
+    if len(key.strip("-_")) < 2:  # anything is close to a single letter
+        return otherwise
     starting = [word for word in names if word.startswith(key)]
     close = starting[:1] or _by_spelling(key, names)
     if not close:

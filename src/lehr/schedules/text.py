@@ -29,7 +29,10 @@ MOST_CYCLES = 10_000
 """Limit on `repeat`: each cycle is a phase, and each evaluation looks at all phases."""
 
 _WORDS = ("warmup", "from", "over", "until", "repeat", "at", "step", *NAMES)
+_UNITS = ("steps", "timesteps", "env_steps")
+"""What users write after a position, whose unit is an env step anyway."""
 _AMOUNT = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
+_WARMUP_FIRST = "'warmup' comes first, as in 'warmup 5%, 1e-3 -> 1e-4 linear'"
 _TOKEN = re.compile(
     rf"\s*(?:(?P<amount>{_AMOUNT})(?P<unit>\s*%|[A-Za-z]+)?|(?P<arrow>->|→)|(?P<word>[A-Za-z_]\w*)|(?P<sign>[-+(),=]))"
 )
@@ -143,10 +146,11 @@ class _Parser:
         assert match is not None
         digits, unit = match[1].replace("_", ""), match[2].strip()
         if unit != "%" and unit not in MULTIPLIERS:
+            known = f"did you mean '{unit.upper()}'?" if unit in ("m", "b") else "known: k, M, B, %"
             what = (
                 f"needs a space before {quoted(unit)}"
                 if unit in _WORDS
-                else f"has the unknown unit {quoted(unit)}; known: k, M, B, %"
+                else f"has the unknown unit {quoted(unit)}; {known}"
             )
             raise self._error(f"{quoted(token.text)} {what}", token.place)
         try:
@@ -179,6 +183,8 @@ class _Parser:
                 raise self._error(f"{quoted(token.text)} is more than 100% of the budget", token.place)
             here = Position(share=float(amount / 100)) if unit else Position(steps=float(amount))
             total = total.plus(here, sign)
+            if self.token.text in _UNITS:
+                self.fail(f"positions are env steps; leave out the word {quoted(self.token.text)}")
             following = self.take("+", "-")
             if following is None:
                 return total
@@ -222,7 +228,7 @@ class _Parser:
     def phase(self, phases: list[Phase], begin: Position) -> Position:
         """Parse a phase, append it or its cycles to `phases`, and return where the next phase begins."""
         if self.token.text == "warmup":
-            self.fail("'warmup' is only allowed at the start")
+            self.fail(_WARMUP_FIRST)
         first = self.token
         start = end = self.value()
         shape, power = "constant", 1.0
@@ -254,13 +260,24 @@ class _Parser:
         while self.token.kind == "word":
             token = self.token
             if token.text not in ("from", "over", "until", "repeat"):
-                self.fail(f"unknown word {quoted(token.text)}; {closest(token.text, _WORDS)}")
+                self.misplaced()
             name = "begin" if token.text == "from" else token.text
             if name in extent:
                 self.fail(f"{quoted(token.text)} appears twice in one phase; remove one of them")
             self.next += 1
             extent[name] = self.value("a number of cycles") if name == "repeat" else self.position()
         return extent
+
+    def misplaced(self) -> NoReturn:
+        """Raise an error for a word that cannot stand after a phase's values and shape."""
+        word = self.token.text
+        if word == "warmup":
+            self.fail(_WARMUP_FIRST)
+        if word == "step":
+            self.fail("'step' is only for points, as in '0.1 at 0, 0.01 at 20% step'")
+        if word in NAMES:
+            self.fail(f"{quoted(word)} comes right after the values, and only once, as in '0.1 -> 0 linear over 20%'")
+        self.fail(f"unknown word {quoted(word)}; {closest(word, _WORDS)}")
 
     def points(self) -> list[Phase]:
         pairs: list[tuple[Position, float]] = []
