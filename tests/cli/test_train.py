@@ -500,6 +500,7 @@ def test_resume_of_a_finished_run_changes_nothing(copied):
     code, out, err = call("resume", copied)
     assert code == 0, err
     assert (copied / "metrics.jsonl").read_bytes() == before
+    assert "The run is already finished" in " ".join(err.split())
     assert f"lehr resume {copied} --total-steps 8192" in out
 
 

@@ -382,11 +382,17 @@ def test_chunks_of_other_lengths_give_the_same_run(stopped, whole, monkeypatch):
     assert_same_run(stopped(60), whole)
 
 
-def test_a_finished_run_stays_as_it_is(whole):
+def test_a_finished_run_stays_as_it_is(whole, caplog):
     before = (whole / "metrics.jsonl").read_bytes(), saved_arrays(whole).keys()
     assert lehr.resume(whole).state.updates == 60
+    assert "The run is already finished, and nothing is left to train" in caplog.text
     assert ((whole / "metrics.jsonl").read_bytes(), saved_arrays(whole).keys()) == before
     assert RunDirectory(whole).read_status()["status"] == "finished"
+
+
+def test_a_smaller_budget_shortens_schedules(stopped, caplog):
+    lehr.resume(stopped(20, total_steps=32 * 60), total_steps=32 * 30, progress=False)
+    assert "from 1920 to 960 env steps: schedules relative to the budget are shortened to the new one" in caplog.text
 
 
 @pytest.mark.parametrize("progress", [True, False])
@@ -395,7 +401,9 @@ def test_a_longer_budget_extends_a_run_and_binds_shares_anew(stopped, capsys, ca
     before = rows_of(path)
     lehr.resume(path, total_steps=32 * 40, progress=progress)
     told = capsys.readouterr().err if progress else caplog.text
-    assert "The budget changes from 640 to 1280 env steps" in " ".join(told.split())
+    told = " ".join(told.split())
+    assert "The budget changes from 640 to 1280 env steps: schedules relative to the budget are stretched to" in told
+    assert "already finished" not in told
     rows = rows_of(path)
     assert rows[:20] == before
     assert len(rows) == 40

@@ -185,10 +185,15 @@ def resume(
                 return _follow(plan, resumes=True)
             _share_directory(plan, directory, resumes=True)
             loop = _begin(plan, directory, progress_fn, resumes=True)
-            if saved["total_steps"] != plan.run.total_steps:
+            if (before := saved["total_steps"]) != (now := plan.run.total_steps):
                 loop.warn(
-                    f"The budget changes from {saved['total_steps']} to {plan.run.total_steps} env steps: schedules "
-                    "relative to the budget are stretched to the new one."
+                    f"The budget changes from {before} to {now} env steps: schedules relative to the budget are "
+                    f"{'stretched' if now > before else 'shortened'} to the new one."
+                )
+            if loop.is_over:
+                loop.warn(
+                    "The run is already finished, and nothing is left to train; a larger budget extends it: "
+                    "--total-steps, in Python total_steps."
                 )
             return _run(plan, directory, loop)
 
