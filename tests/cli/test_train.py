@@ -253,6 +253,9 @@ def test_help_has_the_docstrings_of_the_algorithms_settings(capsys, monkeypatch)
             assert f"--{field.name.replace('_', '-')}" in shown
             assert field.help in shown
     assert "classic, puffer" in shown
+    assert "by default all. (default:" not in shown
+    assert "(default: ())" not in shown
+    assert "hidden_sizes.\n" in shown
 
 
 def test_help_begins_with_what_most_users_change(capsys, monkeypatch):

@@ -1026,7 +1026,7 @@ def test_the_help_shows_each_field_once_with_its_default():
     assert "--sizes LIST Dense layers. (default: 64,64)" in shown
     assert "--total-steps INTEGER The budget in env steps. (default: 1000000)" in shown
     assert "--run-dir TEXT Where the run is kept. (default: none)" in shown
-    assert "--tags LIST (default: ())" in shown
+    assert "(default: ())" not in shown
     assert "--preset NAME Preset for settings that are not given: classic, puffer." in shown
     assert shown.index("run: --env") < shown.index("algorithm: --preset")
     for hidden in ("ent-coef", "entropy_coef", "-schedule", "warmup-steps"):

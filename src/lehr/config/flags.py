@@ -123,7 +123,8 @@ def _switch(field: FieldDescription) -> dict[str, Any]:
 
 def _add_field(group: Any, field: FieldDescription) -> None:
     default = "required" if field.default is MISSING else f"default: {_default_text(field.default)}"
-    text = f"{field.help} ({default})".strip().replace("%", "%%")
+    is_told = field.default == () or (field.default is None and "by default" in field.help)
+    text = (field.help if is_told else f"{field.help} ({default})").strip().replace("%", "%%")
     if switch := _switch(field):
         _add(group, field.name, help=text, **switch)
         return

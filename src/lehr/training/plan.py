@@ -48,7 +48,8 @@ class RunConfig:
     OTHERS: ClassVar[dict[str, str]] = OTHERS
 
     env: Annotated[str, Names(("env_id", "env_name"))] = "CartPole-v1"
-    """Name of the environment."""
+    """Environment: a built-in name, one from another suite such as gym:NAME, or your own as file.py:Class; 'lehr list
+    envs' and 'lehr list suites' show the names."""
     env_parameters: Annotated[dict[str, Any], Names(("env_kwargs", "env_config"))] = field(default_factory=dict)
     """Parameters of the environment, by the names its class or suite uses."""
     reward_model: Plugin = "environment"
