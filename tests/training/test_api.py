@@ -21,6 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import lehr
 from lehr import cli
 from lehr.envs import Environment, register, registry
+from lehr.envs.builtin.classic import CartPole
 from lehr.envs.wrappers import ActionRepeat
 from lehr.errors import InputError
 from lehr.report.loggers import JsonLines
@@ -349,6 +350,24 @@ def test_a_run_that_cannot_begin_leaves_nothing_behind(settings, sentence, train
     assert list(tmp_path.rglob("*")) == [tmp_path / "run"]  # what the user made stays, empty and not locked
     with RunDirectory(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sentence"),
+    [
+        (CartPole, "CartPole is an environment; name the algorithm first: lehr.train('ppo', CartPole)."),
+        (
+            "lehr.envs.builtin.classic:CartPole",
+            "'lehr.envs.builtin.classic:CartPole' is an environment; name the algorithm first: lehr.train('ppo', "
+            "'lehr.envs.builtin.classic:CartPole'), or 'lehr train ppo --env lehr.envs.builtin.classic:CartPole'.",
+        ),
+    ],
+    ids=["class", "name"],
+)
+def test_an_environment_in_place_of_the_algorithm(algorithm, sentence):
+    with pytest.raises(lehr.InputError) as caught:
+        lehr.train(algorithm)
+    assert str(caught.value) == sentence
 
 
 def test_a_directory_in_use_is_left_alone(train, tmp_path):

@@ -83,6 +83,13 @@ def _checked(found: Any, what: str) -> "type[Algorithm]":
     from lehr.algorithms.base import Algorithm  # imported here, so that listing the algorithms does not import JAX
 
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        from lehr.envs.adapters import has_reset_and_step, makes_environments  # here, for the same reason
+
+        if has_reset_and_step(found) or makes_environments(found):
+            is_text = what != repr(found)
+            name = what if is_text else getattr(found, "__name__", shortened(what))
+            command = f", or 'lehr train ppo --env {what[1:-1]}'" if is_text else ""
+            raise InputError(f"{name} is an environment; name the algorithm first: lehr.train('ppo', {name}){command}.")
         raise InputError(
             f"{what} is {shortened(repr(found))}, which is not an algorithm; give a class that inherits from "
             "lehr.algorithms.base.Algorithm, or its name."
