@@ -292,6 +292,23 @@ def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):
         (["train", "--env", "CartPole-v1", "ppo"], "The algorithm is missing; name it first"),
         (["train", "pppo"], "There is no algorithm 'pppo'; did you mean 'ppo'?"),
         (["train", "ppo", "a2c"], "Unexpected argument 'a2c'; see 'lehr train --help'."),
+        (["train", "ppo", "CartPole-v1"], "Unexpected argument 'CartPole-v1'; did you mean '--env CartPole-v1'?"),
+        (
+            ["train", "ppo", "--seeds", "3", "brax:ant", "--seed", "1"],
+            "Unexpected argument 'brax:ant'; did you mean '--env brax:ant'?",
+        ),
+        (
+            ["train", "ppo", "--net-arch", "64", "64", "--policy", "MlpPolicy"],
+            "Unexpected argument '64'; lists are written with commas: --net-arch 64,64",
+        ),
+        (
+            ["train", "ppo", "--actor-obs=near", "far"],
+            "Unexpected argument 'far'; lists are written with commas: --actor-obs near,far",
+        ),
+        (
+            ["train", "ppo", "--n-steps", "64", "64"],
+            "Unexpected argument '64'; see 'lehr train --help'.",
+        ),
         (
             ["train", "ppo", "--entropy-cof", "0.1"],
             "There is no option '--entropy-cof'; did you mean '--entropy-coef'?",

@@ -157,7 +157,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     _start_device(words)
     parsers, called = make_parsers(words)
     arguments, unknown = parsers[""].parse_known_args(words)
-    refuse_unknown(parsers[called], unknown)
+    refuse_unknown(parsers[called], unknown, words)
     return arguments
 
 

@@ -71,13 +71,35 @@ def given_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     return {name.removeprefix(_PREFIX): value for name, value in vars(namespace).items() if name.startswith(_PREFIX)}
 
 
-def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise an error for arguments that `parser.parse_known_args` did not recognise, with the nearest flag."""
+def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str], given: Sequence[str] = ()) -> None:
+    """Raise an error for arguments that `parser.parse_known_args` did not recognise, with what may be meant.
+
+    Args:
+        parser: the parser.
+        words: the arguments that it did not recognise.
+        given: all arguments.
+    """
     for word in words:
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
-            raise InputError(f"Unexpected argument {quoted(word)}; see '{parser.prog} --help'.")
+            raise InputError(f"Unexpected argument {quoted(word)}; {_meant(parser, word, given)}")
         raise InputError(f"There is no option {quoted(flag)}{_advice(parser, flag, words)}")
+
+
+def _meant(parser: argparse.ArgumentParser, word: str, given: Sequence[str]) -> str:
+    """What to do about a word that is no flag: it may belong to a list, or be an environment."""
+    options = parser._option_string_actions
+    for place, text in enumerate(given):
+        flag, equals, first = text.partition("=")
+        if flag not in options or options[flag].metavar != "LIST":
+            continue
+        after = itertools.takewhile(lambda value: not value.startswith("-"), given[place + 1 :])
+        values = [*([first] if equals else []), *after]
+        if word in values[1:] and len({value[:1].isdigit() for value in values}) == 1:  # all or none are numbers
+            return f"lists are written with commas: {flag} {shortened(','.join(values))}"
+    if "--env" in options and re.search(r"-v\d+$|^\w+:", word) and not any(text.startswith("--env") for text in given):
+        return f"did you mean '--env {shortened(word)}'?"
+    return f"see '{parser.prog} --help'."
 
 
 def _advice(parser: argparse.ArgumentParser, flag: str, words: Sequence[str]) -> str:
@@ -128,8 +150,12 @@ def _add_field(group: Any, field: FieldDescription) -> None:
     if switch := _switch(field):
         _add(group, field.name, help=text, **switch)
         return
+    _add(group, field.name, metavar=_metavar(field), help=text)
+
+
+def _metavar(field: FieldDescription) -> str:
     choices = f"{{{','.join(map(str, get_args(field.type)))}}}" if get_origin(field.type) is Literal else "LIST"
-    _add(group, field.name, metavar=_METAVARS.get(field.type, choices), help=text)
+    return _METAVARS.get(field.type, choices)
 
 
 def _add_aliases(parser: argparse.ArgumentParser, field: FieldDescription) -> None:
@@ -138,7 +164,7 @@ def _add_aliases(parser: argparse.ArgumentParser, field: FieldDescription) -> No
     keys = [spelling + ending for spelling in (field.name, *field.aliases) for ending in endings][1:]
     for key in [*keys, *(found.name for found in field.names.conversions)]:
         if f"--{key.replace('_', '-')}" not in parser._option_string_actions:
-            _add(parser, key, help=argparse.SUPPRESS, **_switch(field))
+            _add(parser, key, help=argparse.SUPPRESS, **(_switch(field) or {"metavar": _metavar(field)}))
 
 
 def _add(group: Any, name: str, help: str, **options: Any) -> None:
