@@ -70,13 +70,15 @@ def mistake(capsys, *words):
 def test_the_summary_shows_the_ranking(here, printed):
     found = lehr.load_sweep("small")
     lines = printed.splitlines()
-    assert lines[0].split() == ["place", "score", "95%", "interval", "judged", "by", "learning_rate", "entropy_coef"]
+    names = ["place", "configuration", "score", "95%", "interval", "judged", "by", "learning_rate", "entropy_coef"]
+    assert lines[0].split() == names
     rows = [re.split(r"\s{3,}", line.strip()) for line in lines[1:5]]
     assert [row[0] for row in rows] == ["1", "2", "3", "4"]
     for row, configuration in zip(rows, found.ranking.order, strict=True):
         again = found.results.again.get(int(configuration))
         judged = found.results.scores[configuration] if again is None else again
-        assert row[1] == f"{interquartile_mean(judged):.4g}"
+        assert row[1] == str(configuration)
+        assert row[2] == f"{interquartile_mean(judged):.4g}"
         assert ("fresh seeds" in row) == (again is not None)
         assert row[-2:] == list(found.results.texts[configuration].values())
 
@@ -160,6 +162,8 @@ def test_pick_writes_a_run_and_says_what_it_is_for(here, capsys):
     assert main(["pick", "small", "--out", "runs/the best"]) == 0
     found = facts(capsys.readouterr().out)
     assert found["run"] == "runs/the best"
+    winner = lehr.load_sweep("small").ranking.winner
+    assert re.fullmatch(rf"member \d+: configuration {winner}, seed \d, score [\d.]+", found["picked"])
     assert found["next"] == "lehr eval 'runs/the best'; lehr resume 'runs/the best' --total-steps STEPS"
     sweep = lehr.load_sweep("small")
     scores = [*sweep.results.scores[sweep.ranking.winner], *sweep.results.again[sweep.ranking.winner]]
@@ -311,6 +315,6 @@ def test_help_names_every_form(command, capsys):
     output = capsys.readouterr().out
     words = {
         "sweep": ["FILE.yaml --dry-run", "DIR --resume", "report DIR", "--wave-size N", "--no-progress", "--trust"],
-        "pick": ["SWEEP [best | NUMBER | top3] --out RUN", "--trust"],
+        "pick": ["SWEEP [best | NUMBER | c4 | top3] --out RUN", "--trust"],
     }
     assert all(word in output for word in words[command])

@@ -6,6 +6,7 @@ import pytest
 import lehr
 from lehr.errors import InputError
 from lehr.sweeps.directory import SweepDirectory
+from lehr.sweeps.pick import pick_members
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,23 @@ def test_it_evaluates_resumes_and_forks(best, tmp_path):
     assert longer.metrics["update"].tolist() == list(range(1, 31))
 
 
+def test_the_best_member_of_any_configuration_is_taken(swept, tmp_path):
+    """A number alone is a member's: 3 is the second seed of configuration 1."""
+    for row in {1, swept.ranking.winner}:
+        known = np.concatenate([swept.results.scores[row], swept.results.again.get(row, [])])
+        (picked,) = pick_members(swept, f"c{row}", out=tmp_path / str(row))
+        assert (picked.configuration, picked.score) == (row, known.max())
+        run = lehr.load(picked.path)
+        assert (run.config["seed"], run.config["entropy_coef"]) == (
+            picked.seed,
+            swept.results.texts[row]["entropy_coef"],
+        )
+        assert run.final["evaluate/return"] == pytest.approx(picked.score)
+    (picked,) = pick_members(swept, 3, out=tmp_path / "member")
+    score = swept.results.scores[1, 1]
+    assert str(picked) == f"member 3: configuration 1, seed 1, score {score:.4g}"
+
+
 def test_extending_a_picked_member_continues_the_run_alone(swept, tmp_path):
     """The member, extended, and a run of its settings with the longer budget differ by rounding at most."""
     member = SweepDirectory(swept.directory).read_waves()[0].members[2]
@@ -55,8 +73,9 @@ def test_the_top_are_the_best_members_of_the_first_configurations(swept, tmp_pat
 @pytest.mark.parametrize(
     ("which", "sentence"),
     [
-        ("worst", "'worst' is not a choice of members; give best, the number of a member, or top3."),
+        ("worst", "'worst' is not a choice of members; give best, the number of a member, c4 for the best "),
         ("99", "Member 99 of the sweep .* is not trained; its trained members are 0 to 11."),
+        ("c4", "Configuration 4 of the sweep .* is not trained; its trained configurations are 0 to 3."),
         ("top0", "'top0' is not a choice"),
     ],
 )

@@ -200,9 +200,9 @@ def _summarise(result: SweepResult) -> None:
         score = "-" if np.isnan(found.value) else f"{found.value:.4g}"
         interval = "-" if np.isnan(found.low) else f"{found.low:.4g} to {found.high:.4g}"
         far = [] if results.halved is None else [f"{np.nanmax(results.halved.env_steps[configuration]):,.0f}"]
-        rows.append([str(place), score, interval, *far, fresh, *texts.values()])
+        rows.append([str(place), str(configuration), score, interval, *far, fresh, *texts.values()])
     steps = [] if results.halved is None else ["env steps"]
-    header = ["place", "score", "95% interval", *steps, "judged by", *results.texts[0]]
+    header = ["place", "configuration", "score", "95% interval", *steps, "judged by", *results.texts[0]]
     print_table(out, header, rows, words=["judged by", *results.texts[0]])
     facts: dict[str, str | list[str]] = {"scores": _SCORES, "result": result.summary}
     if result.definition.evolution is not None:

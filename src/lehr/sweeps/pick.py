@@ -4,7 +4,7 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,6 +27,24 @@ from lehr.training.population_record import ENDED
 from lehr.types import TrainState
 
 
+class Picked(NamedTuple):
+    """A member that was taken out of a sweep."""
+
+    path: Path
+    """Its run directory."""
+    member: int
+    """Its number."""
+    configuration: int
+    """The number of its configuration, as in the report."""
+    seed: int
+    score: float
+    """Its return at the end; NaN if it diverged."""
+
+    def __str__(self) -> str:
+        score = "no score" if np.isnan(self.score) else f"score {self.score:.4g}"
+        return f"member {self.member}: configuration {self.configuration}, seed {self.seed}, {score}"
+
+
 def pick(
     sweep: str | Path | SweepResult,
     which: str | int = "best",
@@ -39,23 +57,38 @@ def pick(
 
     Args:
         sweep: its directory, its name under `sweeps/`, or what `lehr.sweep` returned.
-        which: `best`, the number of a member, or `top3` for the best members of the three best configurations.
+        which: `best`, the number of a member, `c4` for the best member of configuration 4, or `top3` for the best
+            members of the three best configurations.
         out: the run directory; of several, the directory that they are created in.
         env: the environment, if the sweep was given an object.
         trust: allow the sweep to run code from outside Lehr.
 
     Returns the run directories.
     """
+    return [picked.path for picked in pick_members(sweep, which, out=out, env=env, trust=trust)]
+
+
+def pick_members(
+    sweep: str | Path | SweepResult,
+    which: str | int,
+    *,
+    out: str | Path,
+    env: AnyEnvironment | None = None,
+    trust: bool = False,
+) -> list[Picked]:
+    """Do what `pick` does, and say which members were taken."""
     result = sweep if isinstance(sweep, SweepResult) else load_sweep(sweep, trust=trust)
     directory = SweepDirectory(result.directory)
     chosen = _chosen(result, directory, str(which))
     several = len(chosen) > 1 or str(which).startswith("top")
-    paths = []
+    found = []
     for wave, index in chosen:
-        path = Path(out) / f"member-{wave.members[index].number}" if several else Path(out)
+        member = wave.members[index]
+        path = Path(out) / f"member-{member.number}" if several else Path(out)
         _write(result, directory, wave, index, path, env or result.env)
-        paths.append(path)
-    return paths
+        score = float(scores(directory, [member])[0])
+        found.append(Picked(path, member.number, _row(result, directory, member), member.seed, score))
+    return found
 
 
 def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[tuple[Wave, int]]:
@@ -72,9 +105,14 @@ def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[
             )
         _refuse_stopped(result, int(which))
         return [place[int(which)]]
+    if match := re.fullmatch(r"c(\d{1,6})", which):
+        return [place[_best_of_configuration(directory, result, int(match[1]), trained)]]
     match = re.fullmatch(r"best|top-?([1-9]\d{0,5})", which)
     if match is None:
-        raise InputError(f"{which!r} is not a choice of members; give best, the number of a member, or top3.")
+        raise InputError(
+            f"{which!r} is not a choice of members; give best, the number of a member, c4 for the best member of "
+            "configuration 4, or top3."
+        )
     if np.isnan(result.ranking.worst):
         raise InputError(
             f"No member of the sweep '{directory.path}' has a score, since all of them diverged, so none is the best; "
@@ -87,7 +125,7 @@ def _chosen(result: SweepResult, directory: SweepDirectory, which: str) -> list[
             f"{which} asks for {count} configurations, but halving left only {len(rows) - unknown} in training to the "
             f"end; give top{len(rows) - unknown}."
         )
-    return [place[_best_member(directory, result, int(row), [wave for wave, _ in place.values()])] for row in rows]
+    return [place[_best_member(directory, result, int(row), trained)] for row in rows]
 
 
 def _refuse_stopped(result: SweepResult, member: int) -> None:
@@ -101,14 +139,36 @@ def _refuse_stopped(result: SweepResult, member: int) -> None:
         )
 
 
+def _best_of_configuration(directory: SweepDirectory, result: SweepResult, row: int, waves: list[Wave]) -> int:
+    """The number of the best member of a configuration; that there is none is an error."""
+    count = len(result.results.members)
+    if row >= count:
+        raise InputError(
+            f"Configuration {row} of the sweep '{directory.path}' is not trained; its trained configurations are 0 to "
+            f"{count - 1}."
+        )
+    again = result.results.again.get(row, np.zeros(0))
+    if not np.isfinite(np.concatenate([result.results.scores[row], again])).any():
+        raise InputError(
+            f"No member of configuration {row} of the sweep '{directory.path}' has a score, since all of them diverged "
+            "or were stopped early, so none is the best; give another configuration, or the number of a member."
+        )
+    return _best_member(directory, result, row, waves)
+
+
 def _best_member(directory: SweepDirectory, result: SweepResult, row: int, waves: list[Wave]) -> int:
     """The number of the member of a configuration, fresh seeds included, with the highest score."""
-    numbers = result.results.members[row]
     known = {member.number: member for wave in waves for member in wave.members}
-    configuration = known[int(numbers[0])].configuration
+    configuration = known[int(result.results.members[row][0])].configuration
     members: list[Member] = [member for member in known.values() if member.configuration == configuration]
     found = scores(directory, members)
     return members[int(np.nanargmax(found)) if np.isfinite(found).any() else 0].number
+
+
+def _row(result: SweepResult, directory: SweepDirectory, member: Member) -> int:
+    """The number that the ranking and the report give to the configuration of a member."""
+    known = {one.number: one.configuration for wave in directory.read_waves() for one in wave.members}
+    return [known[int(number)] for number in result.results.members[:, 0]].index(member.configuration)
 
 
 def _write(
