@@ -64,6 +64,18 @@ def test_commands_options_and_values(complete):
     assert complete("train", "ppo", "--train-r") == [], "a setting of another algorithm"
 
 
+def test_values_of_options_that_take_one_of_a_few(complete):
+    """Those that argparse shows in braces, those of a network, which may be the user's own, and those of a run."""
+    assert complete("export", "a_run", "--to", "") == ["numpy", "onnx", "stablehlo"]
+    assert complete("train", "ppo", "--torso", "") == ["auto", "cnn", "gru", "lstm", "mingru", "mlp"]
+    assert complete("train", "recurrent_ppo", "--critic-torso", "m") == ["mingru", "mlp"]
+    assert complete("train", "ppo", "--activation", "ta") == ["tanh"]
+    assert complete("train", "ppo", "--distribution", "") == ["normal", "tanh_normal"]
+    assert complete("train", "ppo", "--precision", "") == ["bfloat16", "float32"]
+    assert complete("train", "ppo", "--minibatching", "") == ["auto", "flat", "prioritised", "segments"]
+    assert complete("train", "appo", "--actors", "") == ["none", "processes", "ray", "threads"]
+
+
 @pytest.mark.parametrize("prefix", ["brax", "gymnax", "pgx"])
 def test_environments_of_a_suite(complete, prefix):
     known = [f"{prefix}:{name}" for name in listed(prefix)]

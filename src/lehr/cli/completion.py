@@ -14,7 +14,8 @@ from lehr.cli import COMMANDS, make_parsers
 from lehr.config.build import presets_of
 from lehr.envs.adapters import ADAPTERS, listed
 from lehr.errors import InputError, closest
-from lehr.training.plan import settings_classes
+from lehr.networks.network_config import CHOICES
+from lehr.training.plan import ACTORS, settings_classes
 
 _PLACES = ("FILE", "DIR", "RUN", "SWEEP")
 """What the help calls a value that is a file or a directory."""
@@ -98,7 +99,11 @@ def _arguments() -> dict[str, dict[str, str]]:
 
 def _values() -> dict[str, tuple[str, ...]]:
     suites = (f"{prefix}:" for prefix in ADAPTERS)
-    return {"--env": (*envs.names(), *suites), "--reward-model": tuple(rewards.BUILT_IN), "--on": ("ray",)}
+    network = {f"--{name.replace('_', '-')}": tuple(filter(None, known)) for name, known in CHOICES.items()}
+    return {
+        **{"--env": (*envs.names(), *suites), "--reward-model": tuple(rewards.BUILT_IN), "--on": ("ray",)},
+        **{"--actors": ACTORS, **network},
+    }
 
 
 @functools.cache

@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     add_run(parser)
     parser.add_argument(
         "--to",
-        metavar="FORMAT",
+        metavar=f"{{{','.join(FORMATS)}}}",
         default="numpy",
-        help=f"format: {', '.join(FORMATS)} (default: numpy, with a module that needs NumPy only)",
+        help="format (default: numpy, with a module that needs NumPy only)",
     )
     parser.add_argument(
         "--out", metavar="FILE", help="output file (default: policy.npz and so on, in the run directory)"

@@ -13,6 +13,14 @@ from lehr.networks.torsos import ACTIVATIONS
 MOST_LAYERS = 64
 """Limit on dense layers: each takes time to compile."""
 TORSOS = ("auto", "mlp", "cnn", *MEMORIES)
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "torso": TORSOS,
+    "critic_torso": (*TORSOS, None),
+    "activation": ("auto", *ACTIVATIONS),
+    "distribution": ("normal", "tanh_normal"),
+    "precision": ("float32", "bfloat16"),
+}
+"""By setting, the values that Lehr knows; torsos and activations may be the user's own too."""
 
 
 def _sizes_of_net_arch(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
@@ -104,14 +112,7 @@ class NetworkConfig:
         for name in ("hidden_sizes", "critic_hidden_sizes", "actor_obs", "critic_obs"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        choices = {
-            "torso": TORSOS,
-            "critic_torso": (*TORSOS, None),
-            "activation": ("auto", *ACTIVATIONS),
-            "distribution": ("normal", "tanh_normal"),
-            "precision": ("float32", "bfloat16"),
-        }
-        for name, known in choices.items():
+        for name, known in CHOICES.items():
             given = getattr(self, name)
             if name in _OWN and callable(given):
                 if not isinstance(given, Hashable):
