@@ -147,7 +147,10 @@ def test_only_members_that_ended_are_picked(halved, picked, tmp_path):
     assert lehr.load(best).final["evaluate/return"] == pytest.approx(np.nanmax(halved.results.scores))
     for which, sentence in (
         (0, r"^Member 0 of the sweep .* was stopped after 2,048 env steps, so its state was not kept; pick one"),
-        ("c0", r"^No member of configuration 0 of the sweep .* has a score, since all of them diverged or were stopped"),
+        (
+            "c0",
+            r"^No member of configuration 0 of the sweep .* has a score, since all of them diverged or were stopped",
+        ),
         ("top3", r"^top3 asks for 3 configurations, but halving left only 2 in training to the end; give top2\.$"),
     ):
         with pytest.raises(InputError, match=sentence):

@@ -130,6 +130,21 @@ def test_schedules_are_the_applied_values(example, page):
     np.testing.assert_allclose(panels["learning_rate"]["values"], rates, rtol=1e-4)
 
 
+def test_a_parameter_that_was_sampled_on_a_log_scale_has_a_logarithmic_axis(swept):
+    """Their ranges are wide, but the four values of the learning rate may not be; a fixed 0 cannot be on such an axis."""
+    assert swept.results.log_scaled == ("learning_rate", "entropy_coef.start")
+    narrow = {"learning_rate": [1e-3, 2e-3, 3e-3], "discount": [0.9, 0.95, 0.99], "entropy_coef.end": [0.0, 1e-4, 0.1]}
+    results = replace(example_results(3, 4, again=0), parameters=narrow)
+
+    def logarithmic(**changes):
+        shown = report_data(replace(results, **changes), rank(results))["parameters"]
+        return [parameter["name"] for parameter in shown if parameter["log"]]
+
+    assert logarithmic() == []
+    assert logarithmic(log_scaled=("learning_rate",)) == ["learning_rate"]
+    assert logarithmic(log_scaled=("entropy_coef.end",)) == []
+
+
 @pytest.mark.parametrize(
     ("values", "floor"),
     [

@@ -21,6 +21,7 @@ from lehr.sweeps.changes import make_changes
 from lehr.sweeps.cluster import RayDevices
 from lehr.sweeps.definition import Configuration, Definition, check_trust
 from lehr.sweeps.directory import ROOT, Member, SweepDirectory
+from lehr.sweeps.domains import Range
 from lehr.sweeps.gathering import gather, scores
 from lehr.sweeps.headline import verdict
 from lehr.sweeps.lineage import Fit, ancestors, fit
@@ -63,7 +64,12 @@ class SweepResult:
         name = algorithms.name_of(self.definition.algorithm)
         env = str(self.definition.settings.get("env", "CartPole-v1"))
         shared = {key: value for key, value in self.definition.settings.items() if key != "env"}
-        return gather(SweepDirectory(self.directory), name, env, swept, shared, notes)
+        log_scaled = [
+            key
+            for key, domain in self.definition.space.domains.items()
+            if isinstance(domain, Range) and domain.scale == "log"
+        ]
+        return gather(SweepDirectory(self.directory), name, env, swept, shared, log_scaled, notes)
 
     @cached_property
     def ranking(self) -> Ranking:

@@ -30,6 +30,7 @@ def gather(
     env: str,
     coefficients: Sequence[str],
     settings: Mapping[str, Any],
+    log_scaled: Sequence[str] = (),
     notes: dict[str, str] | None = None,
 ) -> Results:
     """Collect the results of a sweep.
@@ -40,6 +41,7 @@ def gather(
         env: the name of the environment.
         coefficients: the swept coefficients, whose applied values are collected.
         settings: what all members share.
+        log_scaled: the parameters that were sampled on a log scale.
         notes: other facts to show.
     """
     waves = _finished(directory)
@@ -108,6 +110,7 @@ def gather(
         halved=halved,
         again={row: np.array(found) for row, found in again.items()},
         settings={name: _text(value) for name, value in settings.items()},
+        log_scaled=tuple(log_scaled),
         notes=notes or {},
     )
 

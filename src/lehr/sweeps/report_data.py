@@ -61,7 +61,7 @@ def report_data(results: Results, ranking: Ranking, known: Studied | None = None
     return {
         "top": ranking.order[:TOP].tolist(),
         "parameters": [
-            {"name": name, "numeric": is_numeric(values), "log": is_numeric(values) and _is_wide(values)}
+            {"name": name, "numeric": is_numeric(values), "log": _is_log(values, name in results.log_scaled)}
             for name, values in results.parameters.items()
         ],
         "configurations": _configurations(results, ranking),
@@ -258,10 +258,12 @@ def _mean_of_known(values: np.ndarray, add: Callable[[np.ndarray], np.ndarray]) 
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
-def _is_wide(values: Sequence[Any]) -> bool:
-    """Whether numbers are positive and span so many orders that a logarithmic axis shows them better."""
+def _is_log(values: Sequence[Any], is_log_scaled: bool) -> bool:
+    """Whether an axis of these values is logarithmic: if they were sampled so, or are positive and span many orders."""
+    if not is_numeric(values):
+        return False
     known = [value for value in values if value is not None and np.isfinite(value)]
-    return bool(known) and min(known) > 0 and max(known) / min(known) >= _LOG_SPREAD
+    return bool(known) and min(known) > 0 and (is_log_scaled or max(known) / min(known) >= _LOG_SPREAD)
 
 
 def plain(value: Any) -> Any:

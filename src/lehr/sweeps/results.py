@@ -51,6 +51,8 @@ class Results:
     """By configuration, `[F]`: scores of the best ones, trained again with fresh seeds."""
     settings: dict[str, str] = field(default_factory=dict)
     """The settings that all configurations share, as `lehr train` takes them: `{"total_steps": "500k"}`."""
+    log_scaled: tuple[str, ...] = ()
+    """The names of the parameters that were sampled on a log scale."""
     notes: dict[str, str] = field(default_factory=dict)
     """Other facts to show, such as the time that it took, by name."""
 

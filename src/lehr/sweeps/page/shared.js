@@ -132,10 +132,10 @@ function lines(steps, curves, hover) {
   }]);
 }
 
-/** Ticks of a logarithmic axis: powers of ten, and on a short one their multiples too. */
+/** Ticks of a logarithmic axis: powers of ten, on a short one their multiples too, on a very short one equal steps. */
 function logTicks(low, high) {
   const decades = Math.log10(high / low);
-  const steps = decades > 2.5 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 5];
+  const steps = decades > 2.5 ? [1] : decades > 1.5 ? [1, 3] : decades > 1 ? [1, 2, 5] : [1, 2, 3, 5];
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
     for (const step of steps) {
@@ -143,7 +143,14 @@ function logTicks(low, high) {
       if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push(tick);
     }
   }
-  const power = (tick) => Number(tick.toPrecision(1)).toExponential().replace("e+", "e");
+  if (decades < 0.5) {
+    const size = (high - low) / 6 || high, unit = 10 ** Math.floor(Math.log10(size));
+    const step = [1, 2, 5, 10].find((multiple) => multiple * unit >= size * 0.999) * unit;
+    ticks.length = 0;
+    for (let i = Math.ceil(low / step - 0.001); i * step <= high * 1.001; i++) ticks.push(i * step);
+  }
+  if (!ticks.length) ticks.push(low);
+  const power = (tick) => Number(tick.toPrecision(3)).toExponential().replace("e+", "e");
   const text = (tick) => tick < 0.001 || tick >= 1e5 ? power(tick) : number(tick);
   return { tickvals: ticks, ticktext: ticks.map(text) };
 }
