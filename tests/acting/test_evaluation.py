@@ -112,4 +112,11 @@ def test_an_environment_is_given_by_its_name_too():
 
 def test_results_of_an_evaluation_are_shown_in_one_line():
     found = EpisodeResults(np.array([1.0, 3.0], np.float32), np.array([10, 20], np.int32))
-    assert repr(found) == "EpisodeResults(2 episodes, return 2 ± 1, length 15)"
+    assert repr(found) == "EpisodeResults(2 episodes, return 2 ± 1 (std), length 15)"
+
+
+def test_rounding_is_not_shown_as_a_spread():
+    returns = np.full(100, -1.316, np.float32)
+    returns[0] = np.nextafter(returns[0], np.float32(0))
+    assert 0 < returns.std() < 2e-7
+    assert "return -1.316 ± 0 (std)" in repr(EpisodeResults(returns, np.full(100, 7, np.int32)))

@@ -100,7 +100,7 @@ def test_train_says_what_it_does_and_what_came_of_it(trained):
     final = lehr.load(path).final
     spread = f"{final['evaluate/return']:.4g} ± {final['evaluate/return_std']:.3g}"
     assert f"greedy {spread}, sampled {final['evaluate/return_sampled']:.4g}" in out
-    assert "(mean return of 2 episodes)" in out
+    assert "(mean return ± std over 2 episodes)" in out
     assert "finished after 4.10k of 4.10k env steps\n" in out
     assert re.search(r"^time +\d+:\d\d, [\d.]+k? steps/s$", out, re.M)
     assert f"lehr resume {path} --total-steps 8192\n" in out

@@ -21,6 +21,19 @@ TOGETHER = 16
 """Maximum number of parallel environments of an evaluation on the host; each runs its share of the episodes."""
 
 
+_NOISE = 1e-6
+"""Rounding of float32 returns, as a share of them."""
+
+
+def without_noise(mean: float, spread: float) -> tuple[float, float]:
+    """Return a mean and its spread to show: 0 for one that is only the other's rounding in float32.
+
+    >>> without_noise(-1.3, 5.96e-8), without_noise(2e-8, 1.0), without_noise(1e-8, 2e-8)
+    ((-1.3, 0.0), (0.0, 1.0), (1e-08, 2e-08))
+    """
+    return (0.0 if abs(mean) < _NOISE * spread else mean), (0.0 if spread < _NOISE * abs(mean) else spread)
+
+
 class EpisodeResults(NamedTuple):
     """One entry per episode and agent."""
 
@@ -37,8 +50,9 @@ class EpisodeResults(NamedTuple):
     def __repr__(self) -> str:
         if not self.returns.size:
             return "EpisodeResults(no episodes)"
-        mean, std = float(self.returns.mean()), float(self.returns.std())
-        words = f"{self.returns.size} episodes, return {mean:.6g} ± {std:.6g}, length {float(self.lengths.mean()):.6g}"
+        mean, std = without_noise(float(self.returns.mean()), float(self.returns.std()))
+        length = float(self.lengths.mean())
+        words = f"{self.returns.size} episodes, return {mean:.6g} ± {std:.6g} (std), length {length:.6g}"
         return f"EpisodeResults({words})"
 
 

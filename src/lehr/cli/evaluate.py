@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import lehr
+from lehr.acting.evaluation import without_noise
 from lehr.cli import output
 from lehr.cli.loading import add_episodes, add_run, check_episodes, load_run
 from lehr.report.loggers.progress import short_number
@@ -35,5 +36,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _statistics(values: np.ndarray) -> list[str]:
     """Mean, standard deviation, minimum, median and maximum."""
-    found = (np.mean(values), np.std(values), np.min(values), np.median(values), np.max(values))
+    mean, std = without_noise(float(np.mean(values)), float(np.std(values)))
+    found = (mean, std, np.min(values), np.median(values), np.max(values))
     return [f"{number:.6g}" for number in found]

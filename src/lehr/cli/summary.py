@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from lehr.acting.evaluation import without_noise
 from lehr.cli import output
 from lehr.report.loggers.progress import duration, short_number
 from lehr.training.addresses import option
@@ -27,8 +28,9 @@ def print_summary(result: Result) -> None:
     facts: dict[str, str | list[str]] = {"run": str(directory.path), "outcome": _outcome(result, final)}
     if "evaluate/return" in final:
         greedy, sampled = (_mean(final, name) for name in ("evaluate/return", "evaluate/return_sampled"))
+        what = "mean return ± std over" if "evaluate/return_std" in final else "mean return of"
         episodes = result.config["evaluate_episodes"]
-        facts["evaluation"] = f"greedy {greedy}, sampled {sampled} (mean return of {episodes} episodes)"
+        facts["evaluation"] = f"greedy {greedy}, sampled {sampled} ({what} {episodes} episodes)"
     if "time/elapsed" in final:
         rate = np.nanmedian(result.metrics["time/steps_per_second"])
         facts["time"] = f"{duration(final['time/elapsed'])}, {short_number(rate)} steps/s"
@@ -50,11 +52,10 @@ def summarise_seeds(result: "SweepResult") -> None:
     else:
         scores = result.results.scores[0]
         mean, low, _ = mean_interval(scores)
+        shown, half = without_noise(mean, mean - low)
         failed = int(np.isnan(scores).sum())
         facts["outcome"] = "finished" + (f"; {failed} of {len(scores)} seeds diverged" if failed else "")
-        facts["evaluation"] = (
-            f"greedy {mean:.4g} ± {mean - low:.3g} (mean of {len(scores) - failed} seeds, 95% interval)"
-        )
+        facts["evaluation"] = f"greedy {shown:.4g} ± {half:.3g} (mean of {len(scores) - failed} seeds, 95% interval)"
         facts["each"] = ", ".join(f"{score:.4g}" for score in scores)
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
         found = [result.directory / part for part in ("curve.png", "seeds", "report.html")]
@@ -105,8 +106,10 @@ def _left_out(final: dict[str, float]) -> int:
 
 def _mean(final: dict[str, float], name: str) -> str:
     """A mean, with its standard deviation if known."""
-    spread = final.get(f"{name}_std")
-    return f"{final[name]:.4g}" if spread is None else f"{final[name]:.4g} ± {spread:.3g}"
+    if f"{name}_std" not in final:
+        return f"{final[name]:.4g}"
+    mean, std = without_noise(final[name], final[f"{name}_std"])
+    return f"{mean:.4g} ± {std:.3g}"
 
 
 def _next(result: Result, final: dict[str, float]) -> list[str]:
