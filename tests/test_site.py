@@ -205,6 +205,7 @@ def test_the_page_understands_schedules_as_python_does(browser, address):
         *texts(1_000),
         *misplaced,
         "1 -> 0 over 5m",
+        "0.1 over 1,000",
         "",
         "cosine",
         "0.1 at 5",

@@ -159,6 +159,10 @@ const Lehr = (() => {
       const token = this.expect("amount", wanted);
       const digits = token.text.match(new RegExp(`^${AMOUNT}`))[0];
       const unit = token.text.slice(digits.length).trim();
+      if (/^0\d\d(?!\d)/.test(digits) && /\d,$/.test(this.text.slice(0, token.place))) {
+        const what = `${quoted("," + digits)} continues a number, but a comma ends a phase; write 1000 or 1k for '1,000'`;
+        throw this.error(what, token.place);
+      }
       if (unit !== "%" && !(unit in UNITS)) {
         const known = ["m", "b"].includes(unit) ? `did you mean '${unit.toUpperCase()}'?` : "known: k, M, B, %";
         const what = WORDS.includes(unit)

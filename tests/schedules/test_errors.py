@@ -24,6 +24,7 @@ from lehr.schedules import (
 )
 
 TEXTS = {
+    "0.1 over 1,000": "character 12: ',000' continues a number, but a comma ends a phase; write 1000 or 1k for '1,000'.",
     "": "The schedule is an empty string; give a number or phases, for example '0.03 -> 0.001 cosine'.",
     "   ": "The schedule is an empty string; give a number or phases, for example '0.03 -> 0.001 cosine'.",
     "cosine": "The schedule 'cosine' is a shape without values; add them, for example '0.03 -> 0.001 cosine'.",

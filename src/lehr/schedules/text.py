@@ -145,6 +145,10 @@ class _Parser:
         match = re.fullmatch(rf"({_AMOUNT})(.*)", token.text)
         assert match is not None
         digits, unit = match[1].replace("_", ""), match[2].strip()
+        before = self.text[: token.place]
+        if re.match(r"0\d\d(?!\d)", digits) and re.search(r"\d,$", before):
+            what = f"{quoted(',' + digits)} continues a number, but a comma ends a phase; write 1000 or 1k for '1,000'"
+            raise self._error(what, token.place)
         if unit != "%" and unit not in MULTIPLIERS:
             known = f"did you mean '{unit.upper()}'?" if unit in ("m", "b") else "known: k, M, B, %"
             what = (
