@@ -29,30 +29,10 @@ import jax.numpy as jnp
 from lehr import networks, rewards
 from lehr.acting.agent import ActorCriticAgent
 from lehr.algorithms.settings import Settings
-from lehr.errors import InputError
 from lehr.maths.distributions import Distribution
 from lehr.maths.optimise import Optimiser, optimiser
 from lehr.spaces import Spaces
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
-
-
-def checked(algorithm: "Algorithm", found: Any) -> tuple[Learner, Metrics]:
-    """Return what `learn` of an algorithm returned, if it is what the trainer needs."""
-    name = f"learn of {type(algorithm).__name__}"
-    if isinstance(found, Learner) or not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-        raise InputError(f"{name} must return two things, the learner and a dict of metrics.")
-    for key, value in found[1].items():
-        if jnp.shape(value):
-            raise InputError(
-                f"{name} returned the metric {key!r} of shape {list(jnp.shape(value))}; metrics are single numbers, "
-                "such as a mean."
-            )
-    if "loss/total" not in found[1]:
-        raise InputError(
-            f"{name} returned no metric 'loss/total', which says whether the update is finite; its metrics are "
-            f"{', '.join(sorted(found[1])) or 'none'}."
-        )
-    return found
 
 
 class Algorithm(ABC):

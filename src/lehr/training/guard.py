@@ -1,15 +1,36 @@
-"""The guard: non-finite updates are not applied."""
+"""The guard: what an algorithm returns is checked when it is traced, and non-finite updates are not applied."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lehr.algorithms.base import Algorithm
+from lehr.errors import InputError
 from lehr.maths import across
-from lehr.types import PyTree, TrainState
+from lehr.types import Learner, Metrics, PyTree, TrainState
 
 SMALL = 1 << 16
 """Arrays with fewer numbers cost less to copy than to check by themselves."""
+
+
+def checked(algorithm: Algorithm, found: Any) -> tuple[Learner, Metrics]:
+    """Return what `learn` of an algorithm returned, if it is what the trainer needs."""
+    name = f"learn of {type(algorithm).__name__}"
+    if isinstance(found, Learner) or not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        raise InputError(f"{name} must return two things, the learner and a dict of metrics.")
+    for key, value in found[1].items():
+        if jnp.shape(value):
+            raise InputError(
+                f"{name} returned the metric {key!r} of shape {list(jnp.shape(value))}; metrics are single numbers, "
+                "such as a mean."
+            )
+    if "loss/total" not in found[1]:
+        raise InputError(
+            f"{name} returned no metric 'loss/total', which says whether the update is finite; its metrics are "
+            f"{', '.join(sorted(found[1])) or 'none'}."
+        )
+    return found
 
 
 def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejected: int | None = None) -> TrainState:

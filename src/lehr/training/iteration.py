@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from lehr.acting.rollout import Collected, broken, collect, mean_reward
-from lehr.algorithms.base import checked
 from lehr.envs import AutoReset
 from lehr.maths import across
 from lehr.maths.normalise import scale_rewards, update_statistics
 from lehr.schedules import env_steps
-from lehr.training.guard import guarded
+from lehr.training.guard import checked, guarded
 from lehr.training.program import Program
 from lehr.types import Metrics, TrainState, derive
 
