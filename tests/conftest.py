@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import tempfile
+import threading
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import jax
 import pytest
 from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
+from jaxlib.mlir import ir
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -59,9 +61,21 @@ def _put(cache, key, value):
 
 LRUCache.put = _put
 
-# JAX makes a context for each program that it lowers, in 3 ms; most programs of tests are single operations, which are
-# lowered in less. Those of a file share one.
-mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+_new_context = mlir.make_ir_context
+_shared_context = functools.cache(_new_context)
+
+
+def _context():
+    """The context of a program that is lowered. JAX makes one for each, in 3 ms, which is more than most programs take.
+
+    Those of a file share one, except in other threads, and within the lowering of another program, whose module a new
+    one would become a part of.
+    """
+    is_alone = ir.Context.current is None and threading.current_thread() is threading.main_thread()
+    return _shared_context() if is_alone else _new_context()
+
+
+mlir.make_ir_context = _context
 
 # Repeatable everywhere, and patient: a busy machine must not fail a test.
 hypothesis.settings.register_profile(
@@ -88,7 +102,7 @@ MOST_MAPS = 25_000
 
 def _forget_programs():
     jax.clear_caches()
-    mlir.make_ir_context.cache_clear()
+    _shared_context.cache_clear()
     gc.collect()
 
 
