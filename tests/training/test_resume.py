@@ -221,7 +221,8 @@ def assert_same_run(one, other):
 def test_a_run_killed_at_random_moments_equals_one_that_was_not(variant, child, tmp_path):
     draw = random.Random(variant)
     settings = COMMON | VARIANTS[variant]
-    assert child(tmp_path / "whole", settings).returncode == 0
+    whole = child(tmp_path / "whole", settings)
+    assert whole.returncode == 0, whole.stderr
     places = draw.sample(sorted(PLACES), KILLS)
     for place in places:
         count = draw.randint(1, PLACES[place])

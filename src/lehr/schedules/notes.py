@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lehr.schedules.controllers import Controller
 from lehr.schedules.phases import number_text
 from lehr.schedules.schedule import Schedule
 
@@ -11,6 +12,8 @@ HIGH_RATE = 0.5
 
 def surprises(name: str, schedule: Any, total_steps: float) -> list[str]:
     """Return sentences about a coefficient's schedule, bound to the budget, that goes on after the run or jumps in it.
+
+    A controller has no values to look at before the run.
 
     >>> import lehr
     >>> surprises("clip_range", lehr.schedule("0.2 -> 0.1 over 5M", total_steps=20_000), 20_000)
@@ -33,7 +36,7 @@ def surprises(name: str, schedule: Any, total_steps: float) -> list[str]:
                 f"The schedule of {name} ends after {number_text(last.stop.steps, multipliers=True)} env steps, later "
                 f"than the run: its last value will be {schedule(total_steps):.4g}."
             )
-    if name == "learning_rate" and callable(schedule):
+    if name == "learning_rate" and not isinstance(schedule, Controller):
         highest = max(float(schedule(share * total_steps)) for share in (0, 0.5, 1))
         if highest > HIGH_RATE:
             found.append(

@@ -1,0 +1,53 @@
+"""What a schedule does that its writer may not have meant: said where it is so, and only there."""
+
+import math
+
+import pytest
+from hypothesis import given
+
+import lehr
+from lehr.schedules.notes import surprises
+from tests.schedules.strategies import bound_schedules
+
+BUDGET = 20_000
+
+
+def notes(name, value):
+    return surprises(name, lehr.schedule(value, total_steps=BUDGET), BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("0.2 -> 0.1 over 5M", "ends after 5M env steps, later than the run: its last value will be 0.1996."),
+        ("0.2 -> 0.1 over 0.5", "within 0.5 env steps; a share of the budget is written as 50%."),
+        ("1.5 -> 0", "The learning rate reaches 1.5."),
+        (lambda step: step / 1000, "it is called with the env steps so far"),
+    ],
+)
+def test_what_is_hardly_meant_is_said(value, sentence):
+    (note,) = notes("learning_rate", value)
+    assert sentence in note
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3e-4,
+        "3e-4 -> 0 cosine",
+        "warmup 5%, 3e-4 -> 0",
+        "3e-4 until 20%, 3e-4 -> 0 repeat 4",
+        lambda step: 3e-4,
+        "adaptive_kl(1e-3, target=0.01)",
+        "plateau(0.9)",
+    ],
+)
+@pytest.mark.parametrize("name", ["learning_rate", "entropy_coef"])
+def test_nothing_is_said_of_what_is_usual(name, value):
+    assert notes(name, value) == []
+
+
+@given(bound_schedules())
+def test_every_schedule_can_be_looked_at(schedule):
+    for note in surprises("learning_rate", schedule, 10**6):
+        assert "nan" not in note and math.isfinite(schedule(10**6))
