@@ -160,11 +160,10 @@ def resume(
                 directory.lock()
         with directory if hosts.leads else contextlib.nullcontext():
             algorithm, saved = _settings(directory, algorithm, trust, settings)
-            if isinstance(env, str) and full_name(env) != saved["env"]:
-                if not plugins.is_placeholder(saved["env"]):
-                    raise InputError(
-                        f"env is {env!r}, but a resumed run keeps its environment ({saved['env']}); drop the option."
-                    )
+            kept = saved.get("env")
+            if isinstance(env, str) and full_name(env) != kept:
+                if kept is not None and not plugins.is_placeholder(kept):
+                    raise InputError(f"env is {env!r}, but a resumed run keeps its environment ({kept}); drop the option.")
                 saved["env"] = env
             check_trust(saved, f"The run '{directory.path}'", trust, env)
             background.start_device()
@@ -210,9 +209,10 @@ def load(run: str | Path, env: Any = None, *, algorithm: Any = None, trust: bool
     directory = RunDirectory.open(run)
     named = algorithm
     algorithm, saved = _settings(directory, named, trust)
-    has_own = not plugins.is_placeholder(saved["env"])
-    if isinstance(env, str) and full_name(env) != saved["env"]:
-        saved |= {"env": env} if plugins.is_placeholder(saved["env"]) else {"env": env, "env_parameters": {}}
+    kept = saved.get("env")
+    has_own = not plugins.is_placeholder(kept)
+    if isinstance(env, str) and full_name(env) != kept:
+        saved |= {"env": env} if not has_own else {"env": env, "env_parameters": {}}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
     background.take_memory_as_needed()
     plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
