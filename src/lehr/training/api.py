@@ -163,7 +163,9 @@ def resume(
             kept = saved.get("env")
             if isinstance(env, str) and full_name(env) != kept:
                 if kept is not None and not plugins.is_placeholder(kept):
-                    raise InputError(f"env is {env!r}, but a resumed run keeps its environment ({kept}); drop the option.")
+                    raise InputError(
+                        f"env is {env!r}, but a resumed run keeps its environment ({kept}); drop the option."
+                    )
                 saved["env"] = env
             check_trust(saved, f"The run '{directory.path}'", trust, env)
             background.start_device()
