@@ -84,10 +84,11 @@ def class_in(file: str) -> str:
 
 def _module_of(file: str) -> str:
     """The module of a file below the working directory; the file itself if there is none."""
-    if not Path(file).is_file():
+    path = Path(os.path.abspath(file))
+    if not path.is_file():
         return file
-    path, folder = Path(os.path.abspath(file)), Path.cwd()
-    if not path.is_relative_to(folder):
+    folder = next((folder for folder in path.parents if folder.samefile(Path.cwd())), None)  # maybe through a link
+    if folder is None:
         raise InputError(f"The file '{file}' is outside the working directory; run lehr in the file's folder.")
     parts = path.relative_to(folder).with_suffix("").parts
     for part in parts:
