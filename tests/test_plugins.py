@@ -27,3 +27,8 @@ def test_a_file_is_found_through_links(folder):
         assert plugins.with_modules(f"--env={file}:Maze") == f"--env={name}:Maze"
     with pytest.raises(InputError, match="is outside the working directory"):
         plugins.with_modules("../shared/one.py:Maze")
+
+
+def test_the_file_of_a_package_is_named_as_the_package(folder):
+    (folder / "tasks" / "__init__.py").write_text("")
+    assert plugins.with_modules("tasks/__init__.py:Maze") == "tasks:Maze"
