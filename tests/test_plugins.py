@@ -32,3 +32,10 @@ def test_a_file_is_found_through_links(folder):
 def test_the_file_of_a_package_is_named_as_the_package(folder):
     (folder / "tasks" / "__init__.py").write_text("")
     assert plugins.with_modules("tasks/__init__.py:Maze") == "tasks:Maze"
+
+
+@pytest.mark.parametrize(("name", "better"), [("my-maze", "my_maze"), ("2d", "_2d")])
+def test_a_file_that_python_cannot_import_gets_another_name(folder, name, better):
+    (folder / f"{name}.py").write_text("")
+    with pytest.raises(InputError, match=f"'{name}' is not a Python name; rename it, for example to '{better}'"):
+        plugins.with_modules(f"{name}.py:Maze")

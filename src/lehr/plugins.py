@@ -95,7 +95,7 @@ def _module_of(file: str) -> str:
         if not part.isidentifier():
             raise InputError(
                 f"Python cannot import the file '{file}', because {part!r} is not a Python name; rename it, for "
-                f"example to {re.sub(r'[^0-9A-Za-z_]', '_', part)!r}."
+                f"example to {re.sub(r'^(?=[0-9])|[^0-9A-Za-z_]', '_', part)!r}."
             )
     is_package = len(parts) > 1 and parts[-1] == "__init__"
     return ".".join(parts[:-1] if is_package else parts)
