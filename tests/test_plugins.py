@@ -1,7 +1,10 @@
+import importlib.util
 import sys
+from types import ModuleType
 
 import pytest
 
+import lehr
 from lehr import plugins
 from lehr.errors import InputError
 
@@ -39,3 +42,51 @@ def test_a_file_that_python_cannot_import_gets_another_name(folder, name, better
     (folder / f"{name}.py").write_text("")
     with pytest.raises(InputError, match=f"'{name}' is not a Python name; rename it, for example to '{better}'"):
         plugins.with_modules(f"{name}.py:Maze")
+
+
+@pytest.mark.parametrize(
+    ("file", "elsewhere"),
+    [
+        ("mazes_of_mine.py", "mazes_of_mine.py"),
+        ("tasks/one.py", "tasks/one.py"),
+        ("tasks/one.py", "tasks/__init__.py"),
+    ],
+)
+def test_a_file_that_python_would_import_from_elsewhere_is_refused(folder, file, elsewhere):
+    found = folder.parent / "other" / elsewhere
+    found.parent.mkdir(parents=True)
+    found.write_text("raise SystemExit")
+    (folder / file).write_text("")
+    module = file.replace("/", ".").removesuffix(".py")
+    assert plugins.with_modules(f"{file}:Maze") == f"{module}:Maze"
+    sys.path.append(str(folder.parent / "other"))
+    with pytest.raises(InputError) as raised:
+        plugins.with_modules(f"{file}:Maze")
+    assert str(raised.value) == (
+        f"The file '{file}' cannot be imported as '{module}', because Python finds '{found}' first; choose another name "
+        f"than '{module.partition('.')[0]}'."
+    )
+
+
+def test_other_files_of_a_folder_of_the_same_name_may_be_elsewhere(folder):
+    (folder.parent / "other" / "tasks").mkdir(parents=True)
+    (folder / "tasks" / "one.py").write_text("")
+    sys.path.append(str(folder.parent / "other"))
+    assert plugins.with_modules("tasks/one.py:Maze") == "tasks.one:Maze"
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("sys.py", "a module of Python itself"),
+        ("os.py", "a module of Python itself"),
+        ("code.py", f"'{importlib.util.find_spec('code').origin}'"),
+        ("lehr.py", f"'{lehr.__file__}'"),
+        ("of_a_notebook.py", "the module 'of_a_notebook'"),
+    ],
+)
+def test_a_file_with_the_name_of_another_module_is_refused(folder, monkeypatch, file, found):
+    monkeypatch.setitem(sys.modules, "of_a_notebook", ModuleType("of_a_notebook"))
+    (folder / file).write_text("")
+    with pytest.raises(InputError, match=f"because Python finds {found} first"):
+        plugins.with_modules(f"{file}:Maze")

@@ -98,7 +98,16 @@ def _module_of(file: str) -> str:
                 f"example to {re.sub(r'^(?=[0-9])|[^0-9A-Za-z_]', '_', part)!r}."
             )
     is_package = len(parts) > 1 and parts[-1] == "__init__"
-    return ".".join(parts[:-1] if is_package else parts)
+    module = ".".join(parts[:-1] if is_package else parts)
+    spec = _spec_of(module)
+    found = spec.origin if spec is not None and spec.has_location else None
+    if found is None or Path(found).resolve() != path.resolve():
+        other = origin(module) if found is None else f"'{found}'"
+        raise InputError(
+            f"The file '{file}' cannot be imported as {module!r}, because Python finds {other} first; choose another "
+            f"name than {parts[0]!r}."
+        )
+    return module
 
 
 def import_object(reference: str, what: str) -> Any:
@@ -209,18 +218,29 @@ def is_lehrs(module: str) -> bool:
 def origin(module: str) -> str:
     """Describe the file that importing a module would run, without running anything."""
     root = module.partition(".")[0]
-    spec = None
-    if root not in sys.builtin_module_names:
-        try:
-            spec = importlib.util.find_spec(root)
-        except ValueError:  # a module created in memory, already loaded
-            return f"the module {root!r}"
-        spec = spec or importlib.machinery.PathFinder.find_spec(root, [str(Path.cwd())])
-        if spec is None:
-            return "a module that is not installed"
-    if spec is not None and spec.origin is None and spec.submodule_search_locations:
+    spec = _spec_of(root)
+    if spec is None:
+        return "a module that is not installed"
+    if spec.has_location:
+        return f"'{spec.origin}'"
+    if spec.submodule_search_locations:
         return f"the folder '{next(iter(spec.submodule_search_locations))}'"
-    return "a module of Python itself" if spec is None or not spec.origin else f"'{spec.origin}'"
+    return "a module of Python itself" if spec.origin else f"the module {root!r}"
+
+
+def _spec_of(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Find what importing a module would run, in the working directory last, without running anything."""
+    root, *inner = module.split(".")
+    try:
+        spec = importlib.util.find_spec(root)
+    except ValueError:  # a module created in memory, already loaded
+        return importlib.machinery.ModuleSpec(root, None)
+    if spec is None or (spec.origin is None and spec.submodule_search_locations):  # other folders may belong to it
+        spec = importlib.machinery.PathFinder.find_spec(root, [*sys.path, ""])
+    for part in inner:
+        if spec is not None:
+            spec = importlib.machinery.PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return spec
 
 
 def refuse_untrusted(what: str, name: str, module: str, where: str, is_option: bool) -> None:
