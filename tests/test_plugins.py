@@ -90,3 +90,9 @@ def test_a_file_with_the_name_of_another_module_is_refused(folder, monkeypatch, 
     (folder / file).write_text("")
     with pytest.raises(InputError, match=f"because Python finds {found} first"):
         plugins.with_modules(f"{file}:Maze")
+
+
+def test_a_file_with_the_name_of_a_suite_is_refused(folder):
+    (folder / "gym.py").write_text("")
+    with pytest.raises(InputError, match="has the name of a suite of environments, 'gym:'; rename it"):
+        plugins.with_modules("--env=gym.py:Maze")

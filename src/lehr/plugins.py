@@ -21,6 +21,20 @@ from typing import Any
 
 from lehr.errors import InputError, quoted, shortened
 
+ADAPTERS = {
+    "brax": ("suites", "brax"),
+    "craftax": ("suites", "craftax"),
+    "envpool": ("host", "envpool"),  # before gym, because its environments are also Gymnasium vector environments
+    "gym": ("host", "gymnasium"),
+    "gymnax": ("suites", "gymnax"),
+    "jaxdem": ("suites", "jaxdem"),
+    "jumanji": ("suites", "jumanji"),
+    "pettingzoo": ("host", "pettingzoo"),
+    "pgx": ("suites", "pgx"),
+    "playground": ("suites", "mujoco_playground"),
+}
+"""Prefixes of other ecosystems, as in `PREFIX:NAME`: the folder of the adapter, and the package it adapts."""
+
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FILE = re.compile(r"[^\s,=:]+\.py(?=:[A-Za-z_])")
 """The file in `path/to/mine.py:Name`."""
@@ -99,6 +113,8 @@ def _module_of(file: str) -> str:
             )
     is_package = len(parts) > 1 and parts[-1] == "__init__"
     module = ".".join(parts[:-1] if is_package else parts)
+    if module in ADAPTERS:
+        raise InputError(f"The file '{file}' has the name of a suite of environments, '{module}:'; rename it.")
     spec = _spec_of(module)
     found = spec.origin if spec is not None and spec.has_location else None
     if found is None or Path(found).resolve() != path.resolve():

@@ -14,21 +14,7 @@ from typing import Any
 from lehr.envs.base import Environment
 from lehr.envs.host.base import AnyEnvironment, HostEnvironment
 from lehr.errors import InputError, quoted
-from lehr.plugins import is_reference, text_of
-
-ADAPTERS = {
-    "brax": ("suites", "brax"),
-    "craftax": ("suites", "craftax"),
-    "envpool": ("host", "envpool"),  # before gym, because its environments are also Gymnasium vector environments
-    "gym": ("host", "gymnasium"),
-    "gymnax": ("suites", "gymnax"),
-    "jaxdem": ("suites", "jaxdem"),
-    "jumanji": ("suites", "jumanji"),
-    "pettingzoo": ("host", "pettingzoo"),
-    "pgx": ("suites", "pgx"),
-    "playground": ("suites", "mujoco_playground"),
-}
-"""Prefixes of other ecosystems, as in `PREFIX:NAME`: the folder of the adapter, and the package it adapts."""
+from lehr.plugins import ADAPTERS, is_reference, text_of
 
 _KEY, _ID = r"""^ +["']([\w-]+)["'](?::|,$)""", r"""\bid=["']([^"']+)["']"""
 _LISTS = {
