@@ -5,8 +5,9 @@ from types import ModuleType
 import pytest
 
 import lehr
-from lehr import plugins
+from lehr import algorithms, envs, plugins, rewards
 from lehr.errors import InputError
+from lehr.networks.network_config import NetworkConfig
 
 
 @pytest.fixture
@@ -96,3 +97,45 @@ def test_a_file_with_the_name_of_a_suite_is_refused(folder):
     (folder / "gym.py").write_text("")
     with pytest.raises(InputError, match="has the name of a suite of environments, 'gym:'; rename it"):
         plugins.with_modules("--env=gym.py:Maze")
+
+
+NAMED_BY_A_FILE = [
+    (lambda text: envs.make(text), "environment"),
+    (lambda text: algorithms.find(text), "algorithm"),
+    (lambda text: rewards.find(text), "reward model"),
+    (lambda text: NetworkConfig(torso=text), "torso"),
+]
+
+
+@pytest.mark.parametrize(("take", "what"), NAMED_BY_A_FILE)
+def test_a_file_where_names_are_understood_is_not_imported(folder, take, what):
+    (folder / "mazes_of_mine.py").write_text("raise SystemExit")
+    sys.path.append(str(folder))
+    with pytest.raises(InputError) as raised:
+        take("./mazes_of_mine.py:Maze")
+    assert str(raised.value) == (
+        f"The {what} './mazes_of_mine.py:Maze' is named by a file; name it by its module, as in 'mazes_of_mine:Maze'."
+    )
+
+
+@pytest.mark.parametrize(("take", "what"), NAMED_BY_A_FILE)
+def test_a_path_without_a_file_is_no_question_of_grammar(folder, take, what):
+    for file in ("no/none.py", "my folder/none.py"):
+        with pytest.raises(
+            InputError, match=f"There is no file '{file}' for the {what} '{file}:Maze'; correct the path"
+        ):
+            take(f"{file}:Maze")
+    with pytest.raises(InputError, match="There is no file"):
+        take(f"{'no/' * 5000}none.py:Maze")
+
+
+def test_the_suggested_name_of_a_class_can_be_imported(folder):
+    (folder / "my-maze.py").write_text("")
+    (folder / "a folder").mkdir()
+    (folder / "a folder" / "mazes.py").write_text("")
+    with pytest.raises(InputError, match="as in 'mazes_of_mine:MazesOfMine'"):
+        envs.make("mazes_of_mine.py")
+    with pytest.raises(InputError, match="'my-maze' is not a Python name; rename it, for example to 'my_maze'"):
+        envs.make("my-maze.py")
+    with pytest.raises(InputError, match="'a folder' is not a Python name; rename it, for example to 'a_folder'"):
+        envs.make("a folder/mazes.py:Maze")

@@ -87,19 +87,34 @@ def with_modules(text: str) -> str:
     return _FILE.sub(lambda match: _module_of(match[0]), text)
 
 
-def class_in(file: str) -> str:
-    """Return how to name the class in a Python file that a user may mean.
+def refuse_file(what: str, given: str) -> None:
+    """Raise an error for `mine.py` or `path/to/mine.py:Name` in the place of a name.
 
-    >>> class_in("there/my_maze.py")
-    'there/my_maze.py:MyMaze'
+    On the command line, the latter is no longer there if the file exists; see `with_modules`.
+
+    Args:
+        what: what is named, for the error message.
+        given: its name, as the user gave it.
     """
-    return f"{file}:{''.join(part[:1].upper() + part[1:] for part in Path(file).stem.split('_'))}"
+    match = re.fullmatch(r"([^:]+\.py)(?::(.+))?", given)
+    if match is None:
+        return
+    if not os.path.isfile(match[1]):  # also of a text that is too long for a path
+        raise InputError(
+            f"There is no file {quoted(match[1])} for the {what} {quoted(given)}; correct the path, or give "
+            "'module:Name'."
+        )
+    module = _module_of(match[1])
+    name = match[2] or "".join(part[:1].upper() + part[1:] for part in module.rpartition(".")[2].split("_"))
+    raise InputError(
+        f"The {what} {quoted(given)} is named by a file; name it by its module, as in {quoted(f'{module}:{name}')}."
+    )
 
 
 def _module_of(file: str) -> str:
     """The module of a file below the working directory; the file itself if there is none."""
     path = Path(os.path.abspath(file))
-    if not path.is_file():
+    if not os.path.isfile(path):
         return file
     folder = next((folder for folder in path.parents if folder.samefile(Path.cwd())), None)  # maybe through a link
     if folder is None:
@@ -132,6 +147,7 @@ def import_object(reference: str, what: str) -> Any:
     >>> import_object("math:pi", "number")
     3.141592653589793
     """
+    refuse_file(what, reference)
     if not is_reference(reference):
         raise InputError(
             f"The {what} {quoted(reference)} is not of the form 'module:Name', such as 'my_package.tasks:Maze'; "

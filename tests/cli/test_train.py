@@ -339,7 +339,7 @@ def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):
         (["train", "PPO"], "There is no algorithm 'PPO'; did you mean 'ppo'?"),
         (
             ["train", "mine.py", "--env", "CartPole-v1"],
-            "There is no algorithm 'mine.py'; name its class, as in 'mine.py:Mine'",
+            "There is no file 'mine.py' for the algorithm 'mine.py'; correct the path, or give 'module:Name'",
         ),
         (["train", "mine.Mine"], "your own is 'module:Class': did you mean 'mine:Mine'?"),
         (["list", "rnus"], "There is no list of 'rnus'; did you mean 'runs'?"),
@@ -488,13 +488,15 @@ def test_own_code_may_be_named_by_its_file(tmp_path, monkeypatch):
 
 def test_mistakes_with_files_of_own_code(tmp_path, monkeypatch):
     (tmp_path / "inner").mkdir()
-    for name in ("mine.py", "inner/not-mine.py"):
+    for name in ("mine.py", "inner/not-mine.py", "inner/my_maze.py"):
         (tmp_path / name).write_text("")
     monkeypatch.chdir(tmp_path)
     assert "'not-mine' is not a Python name; rename it, for example to 'not_mine'" in mistake(
         "train", "inner/not-mine.py:Mine"
     )
-    assert "'other.py:Mine' could not be imported (No module named 'other')" in mistake("train", "other.py:Mine")
+    assert "There is no file 'no/other.py' for the algorithm" in mistake("train", "no/other.py:Mine")
+    assert "There is no file 'other.py' for the environment" in mistake("train", "ppo", "--env", "other.py:Mine")
+    assert "as in 'inner.my_maze:MyMaze'" in mistake("train", "ppo", "--env", "inner/my_maze.py")
     monkeypatch.chdir(tmp_path / "inner")
     assert "The file '../mine.py' is outside the working directory" in mistake("train", "../mine.py:Mine")
 

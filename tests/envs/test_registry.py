@@ -72,7 +72,7 @@ def test_the_cell_of_a_notebook_may_run_twice(monkeypatch):
         ),
         ("", {}, "no environment named '': choose one of Acrobot-v1, "),
         ("a", {}, "no environment named 'a': choose one of Acrobot-v1, "),
-        ("my_maze.py", {}, "no environment named 'my_maze.py'; name its class, as in 'my_maze.py:MyMaze'"),
+        ("no/my_maze.py", {}, "There is no file 'no/my_maze.py' for the environment 'no/my_maze.py'; correct the path"),
         ("MountainCarContinous-v0", {}, "did you mean 'MountainCarContinuous-v0'"),
         ("no_such_module:Env", {}, "could not be imported"),
         ("lehr.envs.builtin.classic:Cart", {}, "could not be imported"),

@@ -43,8 +43,7 @@ def _found(algorithm: Any) -> "type[Algorithm]":
         return _checked(offered[algorithm].load(), repr(algorithm))
     if ":" in algorithm:
         return _checked(plugins.import_object(algorithm, "algorithm"), repr(algorithm))
-    if algorithm.endswith(".py"):
-        raise InputError(f"There is no algorithm {algorithm!r}; name its class, as in {plugins.class_in(algorithm)!r}.")
+    plugins.refuse_file("algorithm", algorithm)
     known = [*names(), *offered]
     module, dot, name = algorithm.rpartition(".")
     if dot and plugins.is_reference(reference := f"{module}:{name}"):

@@ -172,11 +172,8 @@ def _find(env: str) -> Registration:
         return _registry[env]
     if env in (offered := plugins.offered(GROUP)):
         return _load(env, offered[env])
+    plugins.refuse_file("environment", env)
     module, colon, name = env.partition(":")
-    if env.endswith(".py"):
-        raise InputError(
-            f"There is no environment named {quoted(env)}; name its class, as in {quoted(plugins.class_in(env))}."
-        )
     if not colon:
         raise InputError(_unknown(env))
     if plugins.is_reference(f"{module}:name") and name.strip(":") and not plugins.is_reference(env):

@@ -119,6 +119,7 @@ class NetworkConfig:
                     raise InputError(f"{name} is {given!r}, which is not hashable: give a function or a class instead.")
             elif given not in known and not (name in _OWN and plugins.is_reference(given)):
                 written = given if isinstance(given, str) else quoted(given)
+                plugins.refuse_file(name, written)
                 raise InputError(f"{name} is {quoted(given)}; {closest(written, filter(None, known))}")
         for name, sizes in (("hidden_sizes", self.hidden_sizes), ("critic_hidden_sizes", self.critic_hidden_sizes)):
             if min((self.recurrent_size, *(sizes or ()))) < 1:
