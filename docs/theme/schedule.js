@@ -17,6 +17,7 @@ const Lehr = (() => {
     `\\s*(?:(?<amount>${AMOUNT})(?<unit>\\s*%|[A-Za-z]+)?|(?<arrow>->|→)|(?<word>[A-Za-z_][\\p{L}\\p{N}_]*)|(?<sign>[-+(),=]))`,
     "uy",
   );
+  const THOUSANDS = /[1-9]\d*(?:,\d{3})+(?!\d)/y;
 
   class ScheduleError extends Error {}
 
@@ -159,9 +160,12 @@ const Lehr = (() => {
       const token = this.expect("amount", wanted);
       const digits = token.text.match(new RegExp(`^${AMOUNT}`))[0];
       const unit = token.text.slice(digits.length).trim();
-      if (/^0\d\d(?!\d)/.test(digits) && /\d,$/.test(this.text.slice(0, token.place))) {
-        const what = `${quoted("," + digits)} continues a number, but a comma ends a phase; write 1000 or 1k for '1,000'`;
-        throw this.error(what, token.place);
+      THOUSANDS.lastIndex = token.place;
+      const grouped = THOUSANDS.exec(this.text);
+      if (grouped !== null) {
+        const plain = grouped[0].replaceAll(",", "");
+        const what = `has a comma for its thousands; write ${plain}, or a space after a comma that ends a phase`;
+        throw this.error(`${quoted(grouped[0])} ${what}`, token.place);
       }
       if (unit !== "%" && !(unit in UNITS)) {
         const known = ["m", "b"].includes(unit) ? `did you mean '${unit.toUpperCase()}'?` : "known: k, M, B, %";

@@ -24,7 +24,11 @@ from lehr.schedules import (
 )
 
 TEXTS = {
-    "0.1 over 1,000": "character 12: ',000' continues a number, but a comma ends a phase; write 1000 or 1k for '1,000'.",
+    "0.1 over 1,000": "character 10: '1,000' has a comma for its thousands; write 1000, or a space after a comma that ends a phase.",
+    "0.2 -> 0.1 over 12,500": "character 17: '12,500' has a comma for its thousands; write 12500, or a space after",
+    "1 -> 0 over 1,234,567 repeat 2": "character 13: '1,234,567' has a comma for its thousands; write 1234567, or",
+    "1,000 -> 3": "character 1: '1,000' has a comma for its thousands; write 1000, or a space after",
+    "1 at 0, 0 at 1,500k": "character 14: '1,500' has a comma for its thousands; write 1500, or a space after",
     "": "The schedule is an empty string; give a number or phases, for example '0.03 -> 0.001 cosine'.",
     "   ": "The schedule is an empty string; give a number or phases, for example '0.03 -> 0.001 cosine'.",
     "cosine": "The schedule 'cosine' is a shape without values; add them, for example '0.03 -> 0.001 cosine'.",

@@ -32,6 +32,7 @@ _WORDS = ("warmup", "from", "over", "until", "repeat", "at", "step", *NAMES)
 _UNITS = ("steps", "timesteps", "env_steps")
 """What users write after a position, whose unit is an env step anyway."""
 _AMOUNT = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
+_THOUSANDS = re.compile(r"[1-9]\d*(?:,\d{3})+(?!\d)")
 _WARMUP_FIRST = "'warmup' comes first, as in 'warmup 5%, 1e-3 -> 1e-4 linear'"
 _TOKEN = re.compile(
     rf"\s*(?:(?P<amount>{_AMOUNT})(?P<unit>\s*%|[A-Za-z]+)?|(?P<arrow>->|→)|(?P<word>[A-Za-z_]\w*)|(?P<sign>[-+(),=]))"
@@ -145,10 +146,10 @@ class _Parser:
         match = re.fullmatch(rf"({_AMOUNT})(.*)", token.text)
         assert match is not None
         digits, unit = match[1].replace("_", ""), match[2].strip()
-        before = self.text[: token.place]
-        if re.match(r"0\d\d(?!\d)", digits) and re.search(r"\d,$", before):
-            what = f"{quoted(',' + digits)} continues a number, but a comma ends a phase; write 1000 or 1k for '1,000'"
-            raise self._error(what, token.place)
+        if grouped := _THOUSANDS.match(self.text, token.place):
+            plain = grouped[0].replace(",", "")
+            what = f"has a comma for its thousands; write {plain}, or a space after a comma that ends a phase"
+            raise self._error(f"{quoted(grouped[0])} {what}", token.place)
         if unit != "%" and unit not in MULTIPLIERS:
             known = f"did you mean '{unit.upper()}'?" if unit in ("m", "b") else "known: k, M, B, %"
             what = (
