@@ -28,6 +28,7 @@ from lehr.errors import InputError, closest
 from lehr.masks import has_mask
 from lehr.schedules.notes import surprises
 from lehr.schedules.phases import MOST_STEPS
+from lehr.schedules.spec import schedule
 from lehr.spaces import Box, Spaces
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
@@ -180,8 +181,13 @@ class Plan:
     def schedule_notes(self) -> list[str]:
         """What the user may not have meant with the schedules of a run."""
         total = self.run.total_steps
-        found = config.coefficients(self.settings, total) | config.coefficients(self.reward_settings, total)
-        return [note for name, schedule in found.items() for note in surprises(name, schedule, total)]
+        given = {
+            name: schedule(getattr(settings, name))
+            for settings in (self.settings, self.reward_settings)
+            for name in config.coefficients(settings, total)
+            if name not in self.settings.unused
+        }
+        return [note for name, one in given.items() for note in surprises(name, one, total)]
 
     @property
     def updates(self) -> int:
