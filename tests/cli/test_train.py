@@ -384,12 +384,13 @@ def test_a_run_of_which_no_update_was_applied_says_so_and_is_exit_code_1(tmp_pat
     assert "of whose 4 updates 4 were not finite and were left out" in " ".join(out.split())
 
 
-def test_what_is_hardly_meant_of_a_schedule_is_told_when_the_run_starts(tmp_path):
+@pytest.mark.parametrize("progress", [(), ("--no-progress",)])
+def test_what_is_hardly_meant_of_a_schedule_is_told_when_the_run_starts(tmp_path, caplog, progress):
     given = {"--clip-range": "0.2 -> 0.1 over 5M", "--entropy-coef": "0.01 -> 0 over 0.5", "--learning-rate": "1.5"}
     given["--rho-clip"] = "1 -> 0.5 over 5M"  # which PPO does not use
     flags = [*FLAGS.split(), *(word for pair in given.items() for word in pair), "--total-steps", PER_UPDATE]
-    _, _, err = call("train", "ppo", *flags, "--run-dir", tmp_path / "run", "--max-rejected", "1000")
-    told = " ".join(err.split())
+    _, _, err = call("train", "ppo", *flags, *progress, "--run-dir", tmp_path / "run", "--max-rejected", "1000")
+    told = " ".join((caplog.text if progress else err).split())
     assert "The schedule of clip_range ends after 5M env steps, later than the run: its last value will be 0.2." in told
     assert "entropy_coef goes from 0.01 to 0 within 0.5 env steps; a share of the budget is written as 50%." in told
     assert "The learning rate reaches 1.5. If you gave a function: it is called with the env steps so far" in told

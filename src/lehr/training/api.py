@@ -438,8 +438,10 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env.strip('<>')}, {size} parameters, saved in {directory.path}")
-    for note in (*plan.notes, *plan.schedule_notes):
+    for note in plan.notes:
         loop.say(note)
+    for note in plan.schedule_notes:
+        loop.warn(note)
     if plan.loaded.summary:
         loop.say(plan.loaded.summary)
     data = plan.state.learner.memory, plan.state.reward_model.memory
