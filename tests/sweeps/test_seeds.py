@@ -1,5 +1,8 @@
 """Several seeds of one configuration, trained at once."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
 
@@ -13,9 +16,17 @@ from .conftest import SMALL
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def told():
+    """What is told while the seeds train."""
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, told):
     # As many members as in the other sweeps, so that they share the program.
-    return lehr.train(seeds=[*range(3, 11)], run_dir=tmp_path_factory.mktemp("seeds") / "s", progress=False, **SMALL)
+    given = {"clip_range": "0.2 -> 0.1 over 5M", "run_dir": tmp_path_factory.mktemp("seeds") / "s", **SMALL}
+    with contextlib.redirect_stderr(told):
+        return lehr.train(seeds=[*range(3, 11)], **given)
 
 
 def test_each_seed_has_its_metrics_and_a_score(trained):
@@ -35,6 +46,11 @@ def test_the_summary_has_the_mean_with_its_interval(trained, capsys):
     half = 2.364624 * scores.std(ddof=1) / np.sqrt(8)  # Student's t with 7 degrees of freedom
     assert f"greedy {scores.mean():.4g} ± {half:.3g} (mean of 8 seeds, 95% interval)" in out
     assert f"lehr pick {trained.directory} best --out runs/best" in out
+
+
+def test_what_is_hardly_meant_of_a_schedule_is_told_once(trained, told):
+    note = "The schedule of clip_range ends after 5M env steps, later than the run: its last value will be 0.2."
+    assert " ".join(told.getvalue().split()).count(note) == 1
 
 
 @pytest.mark.parametrize(

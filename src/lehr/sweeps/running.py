@@ -156,6 +156,9 @@ class WaveTrainer:
         with RunDirectory(path) as directory:
             progress = partial(PopulationProgress, labels=labels, title=title, share=population.expected_share)
             loop = population.loop(directory, progress, report)
+            if wave.number == 0 and not wave.members[0].point:  # seeds alone, which all have these schedules
+                for note in loop.plan.schedule_notes:
+                    loop.warn(note)
             loop.run()
         reason = None if loop.is_over else loop.verdict.stop_reason or "stopped"
         return Trained(reason, loop.compile_seconds)
