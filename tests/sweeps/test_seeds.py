@@ -2,15 +2,17 @@
 
 import contextlib
 import io
+import shutil
 
 import numpy as np
 import pytest
 
 import lehr
-from lehr.cli.summary import summarise_seeds
+from lehr.cli.summary import exit_code_of_seeds, summarise_seeds
 from lehr.errors import InputError
 from lehr.report.loggers.jsonl import read
 from lehr.sweeps.directory import SweepDirectory
+from lehr.training import columns
 
 from .conftest import SMALL
 
@@ -51,6 +53,30 @@ def test_the_summary_has_the_mean_with_its_interval(trained, capsys):
 def test_what_is_hardly_meant_of_a_schedule_is_told_once(trained, told):
     note = "The schedule of clip_range ends after 5M env steps, later than the run: its last value will be 0.2."
     assert " ".join(told.getvalue().split()).count(note) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "outcome", "following", "code"),
+    [
+        (1, "finished; 1 of 8 seeds diverged", "lehr pick", 0),
+        (8, "finished, but all 8 seeds diverged: too many of their", "train with a lower learning rate", 1),
+    ],
+)
+def test_seeds_of_which_no_update_was_applied_diverged(trained, tmp_path, capsys, count, outcome, following, code):
+    path = shutil.copytree(trained.directory, tmp_path / "seeds")
+    metrics = SweepDirectory(path).wave_path(0) / "metrics"
+    table = columns.read_all(metrics)
+    table["update/rejected"][:, :count] = table["update"][:, None]
+    columns.cut(metrics, 0)
+    columns.write(metrics, 0, table)
+    found = lehr.load_sweep(path)
+    assert np.isnan(found.results.scores[0]).tolist() == [True] * count + [False] * (8 - count)
+    summarise_seeds(found)
+    out = capsys.readouterr().out
+    assert f"outcome      {outcome}" in out
+    assert f"next         {following}" in out
+    assert "nan ±" not in out
+    assert exit_code_of_seeds(found) == code
 
 
 @pytest.mark.parametrize(

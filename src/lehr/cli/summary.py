@@ -47,21 +47,34 @@ def summarise_seeds(result: "SweepResult") -> None:
     from lehr.sweeps.statistics import mean_interval
 
     facts: dict[str, str | list[str]] = {"seeds": str(result.directory)}
+    all_diverged = exit_code_of_seeds(result) == 1
     if not result.results.members.size:
         facts["outcome"] = "stopped before the seeds were trained; the state is saved"
     else:
         scores = result.results.scores[0]
-        mean, low, _ = mean_interval(scores)
-        shown, half = without_noise(mean, mean - low)
         failed = int(np.isnan(scores).sum())
-        facts["outcome"] = "finished" + (f"; {failed} of {len(scores)} seeds diverged" if failed else "")
-        facts["evaluation"] = f"greedy {shown:.4g} ± {half:.3g} (mean of {len(scores) - failed} seeds, 95% interval)"
-        facts["each"] = ", ".join(f"{score:.4g}" for score in scores)
+        if all_diverged:
+            facts["outcome"] = f"finished, but all {failed} seeds diverged: too many of their updates were not finite"
+        else:
+            mean, low, _ = mean_interval(scores)
+            shown, half = without_noise(mean, mean - low)
+            facts["outcome"] = "finished" + (f"; {failed} of {len(scores)} seeds diverged" if failed else "")
+            counted = f"mean of {len(scores) - failed} seeds, 95% interval"
+            facts["evaluation"] = f"greedy {shown:.4g} ± {half:.3g} ({counted})"
+            facts["each"] = ", ".join(f"{score:.4g}" for score in scores)
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
         found = [result.directory / part for part in ("curve.png", "seeds", "report.html")]
         facts["files"] = [str(path) for path in found if path.exists()]
-    facts["next"] = next_of_sweep(result)
+    cure = "train with a lower learning rate, or see the metrics of the seeds for why"
+    facts["next"] = cure if all_diverged else next_of_sweep(result)
     output.print_facts(output.console(), facts)
+
+
+def exit_code_of_seeds(result: "SweepResult") -> int:
+    """0, 1 if all seeds diverged, or 130 if the user stopped them."""
+    if not result.is_finished:
+        return 130
+    return int(np.isnan(result.results.scores).all())
 
 
 def next_of_sweep(result: "SweepResult") -> str:

@@ -12,14 +12,15 @@ from lehr.training.population_record import RUNG_SCORE
 
 SCORE = "evaluate/return"
 _MOST_ROWS = 500
+_OF_FAILURES = ("update", "update/rejected", "update/frozen")
 
 
 def scores(directory: SweepDirectory, members: Iterable[Member]) -> np.ndarray:
-    """The score of each member: the return of its last evaluation, NaN if it was frozen, stopped or not trained."""
+    """The score of each member: the return of its last evaluation, NaN if it diverged, was stopped or not trained."""
     found: dict[int, float] = {}
     for wave in _finished(directory):
-        table = read_wave(directory, wave, [SCORE, "update/frozen"])
-        last = np.where(last_known(table["update/frozen"]) > 0, np.nan, last_known(table[SCORE]))
+        table = read_wave(directory, wave, [SCORE, *_OF_FAILURES])
+        last = np.where(_failed(table), np.nan, last_known(table[SCORE]))
         found |= {member.number: float(last[index]) for index, member in enumerate(wave.members)}
     return np.array([found.get(member.number, np.nan) for member in members])
 
@@ -81,7 +82,7 @@ def gather(
     def last(name: str) -> np.ndarray:
         return of_each({number: last_known(table[name]) for number, table in tables.items()})
 
-    frozen = last("update/frozen") > 0
+    frozen = of_each({number: _failed(table) for number, table in tables.items()}) > 0
     halved = None
     if tables and all(wave.takes_turns for wave in waves if wave.number in tables):
         ages = of_each({number: _ages(table) for number, table in tables.items()})
@@ -131,8 +132,14 @@ def _finished(directory: SweepDirectory) -> list[Wave]:
 
 
 def _read(directory: SweepDirectory, wave: Wave, coefficients: Sequence[str]) -> dict[str, Any]:
-    names = ["env_steps", "episode/return", SCORE, "update/frozen", *(f"coef/{name}" for name in coefficients)]
+    names = ["env_steps", "episode/return", SCORE, *_OF_FAILURES, *(f"coef/{name}" for name in coefficients)]
     return read_wave(directory, wave, names)
+
+
+def _failed(table: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Whether each member was frozen, or none of its updates was applied, `[members]`."""
+    applied = table["update"][:, None] - table["update/rejected"]
+    return (last_known(table["update/frozen"]) > 0) | (last_known(applied) == 0)
 
 
 def _ages(table: Mapping[str, np.ndarray]) -> np.ndarray:

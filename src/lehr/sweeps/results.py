@@ -44,7 +44,7 @@ class Results:
     schedules: dict[str, np.ndarray] = field(default_factory=dict)
     """By swept coefficient, `[R, C]`: the applied value."""
     frozen: np.ndarray | None = None
-    """bool `[C, S]`: the member had too many non-finite updates and was frozen."""
+    """bool `[C, S]`: the member had too many non-finite updates and was frozen, or none of its updates was applied."""
     halved: Halved | None = None
     """With successive halving: how far each member came."""
     again: dict[int, np.ndarray] = field(default_factory=dict)
