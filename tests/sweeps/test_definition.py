@@ -2,12 +2,14 @@
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import lehr
-from lehr.algorithms.ppo import Algorithm
+from lehr import config
+from lehr.algorithms import ppo
 from lehr.config import to_yaml
 from lehr.errors import InputError
 from lehr.sweeps.definition import Definition, check_trust
@@ -38,8 +40,6 @@ samples: 20
 seeds: 5
 """
 RANGE = {"low": 0.1, "high": 0.3}
-
-build = Configured.of
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_round_trip(definition, tmp_path):
 
 
 def test_round_trip_of_a_class_and_a_list_of_seeds():
-    found = given(algorithm=Algorithm, seeds=[3, 7])
+    found = given(algorithm=ppo.Algorithm, seeds=[3, 7])
     assert found.to_mapping()["algorithm"] == "ppo"
     assert found.to_mapping()["seeds"] == [3, 7]
     assert Definition.from_mapping(found.to_mapping()).seeds == (3, 7)
@@ -218,15 +218,39 @@ def test_configurations_are_parsed_as_each_by_itself(swept, settings):
 
 
 def test_what_configurations_share_is_parsed_once(monkeypatch):
-    parsed = []
+    parsed, parse = [], config.parse
 
     def counted(*arguments):
         parsed.append(arguments)
-        return build(*arguments)
+        return parse(*arguments)
 
-    monkeypatch.setattr(Configured, "of", counted)
+    monkeypatch.setattr(config, "parse", counted)
+    monkeypatch.setattr(Configured, "of", None)
     assert len(configurations(given(SWEPT["parts"], samples=16))) == 16
     assert len(parsed) == 1
+
+
+@dataclass(frozen=True)
+class TrustConfig(ppo.Config):
+    trust: float | None = None
+    """Ten times the clip range, unless it is given."""
+
+    def __post_init__(self):
+        if self.trust is None and isinstance(self.clip_range, float):
+            object.__setattr__(self, "trust", 10 * self.clip_range)
+        super().__post_init__()
+
+
+class Trusting(ppo.Algorithm):
+    Config = TrustConfig
+
+
+def test_what_a_config_derives_from_a_swept_coefficient_is_derived_for_each_configuration():
+    found = configurations(
+        given({"clip_range": [0.1, 0.3]}, algorithm=Trusting, settings={"num_envs": 4}, sampler="grid", samples=None)
+    )
+    assert [one.parsed.configs[1].trust for one in found] == [1, 3]
+    assert all(one.parsed == Configured.of(Trusting, one.settings) for one in found)
 
 
 def test_fixed_shape_with_a_swept_start():

@@ -1,7 +1,6 @@
 """Build configs from the user's keys and values, and convert them back; return the coefficients of a config."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -84,6 +83,11 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
 
     Coefficients are stored as a number, a text or a function, however they were given.
     """
+    return _built(classes, parse(classes, given))
+
+
+def parse(classes: Sequence[type], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the settings that the keys mention, by field name, as `build` gives them to the classes."""
     known = fields_of(classes)
     keys = dict(given)
     presets = presets_of(classes)
@@ -103,18 +107,25 @@ def build(classes: Sequence[type], given: Mapping[str, Any]) -> tuple[Any, ...]:
     for name, field in known.items():
         if name not in values and field.default is MISSING:
             raise InputError(f"{name} is not given; give {field.type_text}.")
+    return values
+
+
+def with_coefficients(classes: Sequence[type], parsed: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Build one instance of each class from the values of `parse` and other coefficients, each given by one key.
+
+    What a class derives from its settings is derived anew for each.
+    """
+    known = fields_of(classes)
+    return _built(classes, {**parsed, **{name: _value(known[name], given) for name in given}})
+
+
+def _built(classes: Sequence[type], values: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(cls(**{f.name: values[f.name] for f in describe(cls) if f.name in values}) for cls in classes)
 
 
 def with_preset(cls: type, name: str) -> Any:
     """Return a config with the values of one of the class's `PRESETS: ClassVar[dict[str, dict[str, Any]]]`."""
     return build([cls], {"preset": name})[0]
-
-
-def with_coefficients(config: Any, values: Mapping[str, Any]) -> Any:
-    """Return a config with other coefficients, by name: numbers, texts or whole schedules, as `build` stores them."""
-    changed = [field for field in describe(type(config)) if field.is_coefficient and field.name in values]
-    return replace(config, **{field.name: _value(field, values) for field in changed})
 
 
 def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:

@@ -120,13 +120,13 @@ class Definition:
         return settings_classes(self.algorithm, self.settings)
 
     @cached_property
-    def _shared(self) -> Configured | None:
-        """The fixed settings, parsed, if all configurations are these with other coefficients."""
+    def _shared(self) -> dict[str, Any] | None:
+        """The values of the fixed settings, if all configurations are these with other coefficients."""
         known = fields_of(self._classes)
         if any(map(self.is_static, self.parameters)) or not all(name in known for name in self.settings):
             return None
-        with contextlib.suppress(InputError):  # a setting may need one that is swept
-            return Configured.of(self.algorithm, self.settings, self._classes)
+        with contextlib.suppress(InputError):  # a required setting may be swept
+            return config.parse(self._classes, self.settings)
         return None
 
     @classmethod
@@ -239,7 +239,7 @@ class Definition:
             if self._shared is None:
                 parsed = Configured.of(self.algorithm, settings, self._classes)
             else:
-                parsed = self._shared.changed(swept)
+                parsed = Configured.checked(config.with_coefficients(self._classes, self._shared, swept))
         except InputError as error:
             shown = shortened(", ".join(f"{key}={value}" for key, value in point.items()), 400)
             raise InputError(f"Configuration {number} ({shown}) is not possible: {error}") from None

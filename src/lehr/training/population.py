@@ -113,12 +113,13 @@ class Configured:
     @classmethod
     def of(cls, algorithm: Any, settings: Mapping[str, Any], classes: list[type] | None = None) -> "Configured":
         """Parse and check the settings of a member, whose classes may be known already."""
-        return cls._checked(
+        return cls.checked(
             config.build(settings_classes(algorithm, settings) if classes is None else classes, settings)
         )
 
     @classmethod
-    def _checked(cls, configs: tuple[Any, ...]) -> "Configured":
+    def checked(cls, configs: tuple[Any, ...]) -> "Configured":
+        """Bind and check the coefficients of a member's configs."""
         run, own, _, reward = configs
         found = config.coefficients(own, run.total_steps) | config.coefficients(reward, run.total_steps)
         used = {name: one for name, one in found.items() if name not in own.unused}
@@ -130,10 +131,6 @@ class Configured:
             if not entry.is_coefficient and entry.name != "seed"
         ]
         return cls(configs, used, (tuple(fixed), tuple(sorted(kinds.items()))))
-
-    def changed(self, coefficients: Mapping[str, Any]) -> "Configured":
-        """The same settings with other coefficients, by name, without parsing the others again."""
-        return self._checked(tuple(config.with_coefficients(one, coefficients) for one in self.configs))
 
 
 def configured(algorithm: Any, members: Iterable[Mapping[str, Any]]) -> list[Configured]:
