@@ -320,6 +320,8 @@ def test_a_run_cuts_windows_for_the_devices_that_it_asks_for():
     settings = {**SMALL, "num_envs": 8, "horizon": 64, "minibatches": 4}
     assert make_plan("recurrent_ppo", settings).mapping["window"] == 32
     assert make_plan("recurrent_ppo", {**settings, "devices": 8}).mapping["window"] == 16
+    member = make_plan("recurrent_ppo", {**settings, "devices": 8}, abstract=True)  # devices share members
+    assert member.mapping["window"] == 32
 
 
 def test_an_algorithm_cuts_the_windows_that_its_settings_leave_open():

@@ -25,6 +25,12 @@ def test_the_best_is_the_best_member_of_the_winner(best, swept):
     assert (best / "curve.png").stat().st_size > 1000
 
 
+def test_its_state_is_read_and_not_made(swept, tmp_path, monkeypatch):
+    monkeypatch.setattr("lehr.training.compile_options.compiled", None)
+    (path,) = lehr.pick(swept, "best", out=tmp_path / "run")
+    assert (path / "config.yaml").exists()
+
+
 def test_it_evaluates_resumes_and_forks(best, tmp_path):
     run = lehr.load(best)
     assert len(lehr.evaluate(run.policy, run.env, episodes=3).returns) == 3

@@ -302,6 +302,12 @@ def test_members_of_a_population_are_shared_without_communication():
     close(rows, same_rows)
 
 
+def test_automatic_windows_of_members_do_not_depend_on_the_devices_that_share_them():
+    settings = SMALL | SETTINGS["recurrent_ppo"] | {"horizon": 64, "minibatches": 8, "devices": 8}
+    population = make_population("recurrent_ppo", [settings | {"seed": seed} for seed in range(8)])
+    assert (population.plan.settings.window, population.sharding.devices) == (32, 8)
+
+
 def test_each_device_evaluates_its_own_members():
     found = []
     for devices in (1, 8):

@@ -178,7 +178,7 @@ def _write(
     member, algorithm = wave.members[index], result.definition.algorithm
     source = RunDirectory(sweep.wave_path(wave.number))
     settings = final_settings(sweep, result.definition, member)
-    plan = make_plan(algorithm, {**settings, "seed": member.seed, "progress": False}, env)
+    plan = make_plan(algorithm, {**settings, "seed": member.seed, "progress": False}, env, abstract=True)
     state, meta = _state(result.definition, plan, wave, index, source)
     plan = replace(plan, state=state)
     rows = _rows(sweep, wave, index)

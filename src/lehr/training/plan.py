@@ -254,7 +254,8 @@ def make_plan(
         settings: by name, as the user gave them.
         env: the environment, or a class or function that creates it, if it is not given by name.
         loads: whether to load the data of the reward model, which training needs.
-        abstract: whether its state has shapes only, which is all that a population needs.
+        abstract: whether it is that of a member of a population, which needs only the shapes of its state, and is
+            trained on one device, however many share the members.
         spreads: whether `on_devices` comes next: the state then has no `memory` that only several devices can hold.
         begins: whether to compile its updates in the background, if they run on one device, while its state is made.
     """
@@ -305,7 +306,7 @@ def make_plan(
         if run.frame_stack > 1:
             made = _stacked(made, run.frame_stack)
     algorithm_config = algorithm_config.for_spaces(Spaces(made.observation_space, made.action_space))
-    algorithm_config = algorithm_config.for_devices(_fewest_devices(run.devices))
+    algorithm_config = algorithm_config.for_devices(1 if abstract else _fewest_devices(run.devices))
     found = algorithms.find(algorithm, {config.underscored(key): value for key, value in settings.items()})
     reward_model = rewards.find(run.reward_model)
     loaded = Loaded()

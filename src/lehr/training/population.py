@@ -181,7 +181,7 @@ def make_population(
     """
     if not members:
         raise InputError("A population has 0 members; give at least one.")
-    plan = make_plan(algorithm, members[0], env) if base is None else base
+    plan = make_plan(algorithm, members[0], env, abstract=True) if base is None else base
     refuse_host(plan)
     found = configured(algorithm, members) if parsed is None else parsed
     for number, one in enumerate(found):
