@@ -3,16 +3,20 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-import lehr
 from lehr import algorithms
 from lehr.algorithms import a2c
 from lehr.config import Coef
 from lehr.errors import InputError
 from lehr.schedules import Coefficient
 from lehr.testing import check_algorithm
+from lehr.training.iteration import iteration
+from lehr.training.plan import make_plan
+from lehr.training.runners.device import metric_names
 from tests.small import BACKTRACKING
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -67,6 +71,27 @@ class AMetricOfManyNumbers(a2c.Algorithm):
         return after, metrics | {"mine/advantage": rollout.reward}
 
 
+def learned(name, change):
+    """An algorithm whose learner and metrics are changed after each update."""
+
+    def learn(self, learner, rollout, coef, key):
+        return change(*a2c.Algorithm.learn(self, learner, rollout, coef, key))
+
+    return type(name, (a2c.Algorithm,), {"learn": learn})
+
+
+def with_metric(name, value):
+    return learned("Own", lambda learner, metrics: (learner, metrics | {name: value}))
+
+
+def with_auxiliary(value):
+    return learned("Own", lambda learner, metrics: (learner._replace(auxiliary=value), metrics))
+
+
+def half(learner):
+    return learner._replace(params=jax.tree.map(lambda x: x.astype(jnp.float16), learner.params))
+
+
 class NoTotal(a2c.Algorithm):
     def learn(self, learner, rollout, coef, key):
         after, metrics = super().learn(learner, rollout, coef, key)
@@ -76,18 +101,50 @@ class NoTotal(a2c.Algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "sentence"),
     [
-        (NoMetrics, "learn of NoMetrics must return two things, the learner and a dict of metrics."),
         (
-            AMetricOfManyNumbers,
-            r"learn of AMetricOfManyNumbers returned the metric 'mine/advantage' of shape \[16, 2\]; metrics are single",
+            NoMetrics,
+            "learn of NoMetrics must return two things, the learner and a dict of metrics; it returned Learner.",
         ),
+        (AMetricOfManyNumbers, r"Numbers returned the metric 'mine/advantage' as float32\[16, 2\]; metrics are single"),
         (NoTotal, "learn of NoTotal returned no metric 'loss/total'.*; its metrics are loss/totel."),
+        (with_metric("mine/name", "text"), "returned the metric 'mine/name' as str; metrics are single numbers, such"),
+        (with_metric("mine/none", None), "returned the metric 'mine/none' as NoneType; metrics are single numbers"),
+        (with_metric("mine/all", {"mean": 1.0}), "returned the metric 'mine/all' as dict; metrics are single numbers"),
+        (with_metric(3, 1.0), r"returned the metric 3 as float32\[\]; .*, and their names are texts"),
+        (learned("Own", lambda learner, metrics: (learner.params, metrics)), "of metrics; it returned dict, dict"),
+        (learned("Own", lambda learner, metrics: (None, metrics)), "of metrics; it returned NoneType, dict"),
+        (learned("Own", lambda learner, metrics: (learner, metrics, 1)), "of metrics; it returned Learner, dict, int"),
+        (
+            with_auxiliary({"target": 1.0}),
+            r"returned learner.auxiliary as dict, but got it as tuple; structure, shapes",
+        ),
+        (with_auxiliary(None), r"returned learner.auxiliary as NoneType, but got it as tuple; structure, shapes"),
+        (
+            learned("Own", lambda learner, metrics: (half(learner), metrics)),
+            r"returned learner.params\[.*\] as float16\[.*\], but got it as float32\[.*\]; structure, shapes and dtypes",
+        ),
     ],
 )
-def test_an_algorithm_is_told_what_learn_must_return(algorithm, sentence, tmp_path):
-    small = {"total_steps": 32, "num_envs": 2, "horizon": 16, "hidden_sizes": (4,), "progress": False}
+def test_an_algorithm_is_told_what_learn_must_return(algorithm, sentence):
+    settings = {"env": "CartPole-v1", "num_envs": 2, "horizon": 16, "hidden_sizes": (4,)}
+    plan = make_plan(algorithm, settings, abstract=True)
     with pytest.raises(InputError, match=sentence):
-        lehr.train(algorithm, "CartPole-v1", run_dir=tmp_path / "run", **small)
+        metric_names(plan.program, plan.state)
+
+
+def test_metrics_may_be_any_numbers():
+    """They are converted, since devices sum them as arrays of one type."""
+    more = {
+        "mine/float": 1.0,
+        "mine/int": 2,
+        "mine/bool": True,
+        "mine/numpy": np.float64(3),
+        "mine/array": jnp.int32(4),
+    }
+    algorithm = learned("Own", lambda learner, metrics: (learner, metrics | more))
+    plan = make_plan(algorithm, {"num_envs": 2, "horizon": 16, "hidden_sizes": (4,)}, abstract=True)
+    _, metrics = jax.eval_shape(lambda state: iteration(plan.program, state), plan.state)
+    assert {metrics[name].dtype for name in more} == {np.dtype(np.float32)}
 
 
 # Settings --------------------------------------------------------------------------------------------------------------
@@ -236,10 +293,10 @@ class Refusing(a2c.Algorithm):
 @pytest.mark.parametrize(
     ("algorithm", "sentence"),
     [
-        (Forgetful, "With discrete actions, learn gives the metrics advantage/mean, "),
+        (Forgetful, "With discrete actions, learn of Forgetful returned no metric 'loss/total', which says whether"),
         (Numbering, "With discrete actions, the metrics of one update differ from those of another (loss/number_1, "),
-        (Vector, "With discrete actions, the metric policy/rewards is float32[8], but must be one number"),
-        (Growing, "With discrete actions, the learner.auxiliary['rewards'] is absent in init and float32[8, 8] after"),
+        (Vector, "With discrete actions, learn of Vector returned the metric 'policy/rewards' as float32[8]; metrics"),
+        (Growing, "With discrete actions, learn of Growing returned learner.auxiliary as dict, but got it as tuple; "),
         (Broken, "With discrete actions, learn raised RuntimeError: no idea"),
         (Unequal, "With discrete actions, building it raised TypeError: two algorithms with the same settings differ"),
         (Refusing, "It takes no kind of actions: Actions are in Discrete(n=2), which are none of ours."),

@@ -14,23 +14,54 @@ SMALL = 1 << 16
 """Arrays with fewer numbers cost less to copy than to check by themselves."""
 
 
-def checked(algorithm: Algorithm, found: Any) -> tuple[Learner, Metrics]:
-    """Return what `learn` of an algorithm returned, if it is what the trainer needs."""
+def checked(algorithm: Algorithm, before: Learner, found: Any) -> tuple[Learner, Metrics]:
+    """Return what `learn` of an algorithm returned for a learner, if it is what the trainer needs."""
     name = f"learn of {type(algorithm).__name__}"
-    if isinstance(found, Learner) or not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-        raise InputError(f"{name} must return two things, the learner and a dict of metrics.")
-    for key, value in found[1].items():
-        if jnp.shape(value):
+    parts = (found,) if isinstance(found, Learner) or not isinstance(found, tuple) else found
+    if not (len(parts) == 2 and isinstance(parts[0], Learner) and isinstance(parts[1], dict)):
+        given = ", ".join(type(part).__name__ for part in parts) or "an empty tuple"
+        raise InputError(f"{name} must return two things, the learner and a dict of metrics; it returned {given}.")
+    learner, metrics = parts
+    for key, value in metrics.items():
+        if not (isinstance(key, str) and _kind(value).endswith("[]")):
             raise InputError(
-                f"{name} returned the metric {key!r} of shape {list(jnp.shape(value))}; metrics are single numbers, "
-                "such as a mean."
+                f"{name} returned the metric {key!r} as {_kind(value)}; metrics are single numbers, such as a mean, "
+                "and their names are texts."
             )
-    if "loss/total" not in found[1]:
+    if "loss/total" not in metrics:
         raise InputError(
             f"{name} returned no metric 'loss/total', which says whether the update is finite; its metrics are "
-            f"{', '.join(sorted(found[1])) or 'none'}."
+            f"{', '.join(sorted(metrics)) or 'none'}."
         )
+    was, now = _kinds(before), _kinds(learner)
+    for path in [*was, *now]:
+        if was.get(path) != now.get(path):
+            raise InputError(
+                f"{name} returned learner{path} as {now.get(path, 'nothing')}, but got it as "
+                f"{was.get(path, 'nothing')}; structure, shapes and dtypes of the learner must stay as init made them."
+            )
+    return learner, {key: jnp.asarray(value, jnp.float32) for key, value in metrics.items()}
+
+
+def _kinds(learner: Learner) -> dict[str, str]:
+    """What there is at each path of a learner, containers included; except in `data`, which is never changed."""
+    found: dict[str, str] = {}
+
+    def visit(path: Any, node: Any) -> bool:
+        found[jax.tree_util.keystr(path)] = _kind(node)
+        return False
+
+    jax.tree_util.tree_leaves_with_path(learner._replace(data=()), is_leaf=visit, is_leaf_takes_path=True)
     return found
+
+
+def _kind(value: Any) -> str:
+    """The dtype and shape of a number or an array, such as `float32[4, 64]`, or the class of anything else."""
+    try:
+        found = jax.typeof(value)
+    except TypeError:
+        return type(value).__name__
+    return f"{found.dtype}{list(found.shape)}"
 
 
 def guarded(before: TrainState, after: TrainState, loss: jax.Array, most_rejected: int | None = None) -> TrainState:

@@ -63,7 +63,7 @@ def learn(program: Program, state: TrainState, collected: Collected) -> tuple[Tr
 
     # --- learning
     learn_key = across.own(derive(state.key, "learn", state.updates))
-    learner, metrics = checked(algorithm, algorithm.learn(state.learner, rollout, coef, learn_key))
+    learner, metrics = checked(algorithm, state.learner, algorithm.learn(state.learner, rollout, coef, learn_key))
 
     # --- metrics, of all devices, and the controllers that react to them
     metrics = across.mean(metrics | reward_metrics) | {"rollout/reward": mean_reward(collected.rollout)}
