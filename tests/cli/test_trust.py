@@ -192,6 +192,9 @@ def test_naming_another_environment_does_not_import_the_runs(stranger):
     change, marker = stranger
     run = change(env="evil_task:task")
     assert lehr.load(run, "CartPole-v1").config["env"] == "CartPole-v1"
+    pytest.importorskip("gymnasium")  # whose state the checkpoint does not have
+    for env in ("gym:CartPole-v1", envs.make("gym:CartPole-v1")):
+        assert lehr.load(run, env).config["env"] == "gym:CartPole-v1"
     assert not marker.exists()
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import sys
 import threading
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from jax.experimental.compilation_cache import compilation_cache
 
 import lehr
@@ -277,9 +279,35 @@ def test_a_run_is_evaluated_in_another_environment_with_its_spaces(watched, wrap
     np.testing.assert_array_equal(
         result.policy(np.zeros(4, np.float32)), watched.result.policy(np.zeros(4, np.float32))
     )
+    assert result.env_steps == watched.result.env_steps
     assert lehr.evaluate(run, env, episodes=2).returns.shape == (2,)
-    with pytest.raises(InputError, match=r"observations of this environment are in .*, but the policy was trained for"):
+    with pytest.raises(InputError, match=r"The observations of Acrobot-v1 are in .* was not trained; give an env"):
         lehr.load(run, env="Acrobot-v1")
+
+
+@pytest.mark.parametrize(
+    ("env", "parameters"),
+    [
+        ("CartPole-v1", {"gravity": 12}),
+        (CartPole, {"gravity": 12}),
+        (lehr.envs.make("CartPole-v1"), {}),
+        (lehr.envs.make("CartPole-v1", gravity=11.0), {"gravity": 11.0}),
+        ("gym:CartPole-v1", {}),
+    ],
+    ids=["name", "class", "object", "another object", "another name"],
+)
+def test_the_config_of_a_loaded_run_is_that_of_the_environment_that_was_made(watched, tmp_path, env, parameters):
+    if env == "gym:CartPole-v1":
+        pytest.importorskip("gymnasium")
+    run = shutil.copytree(watched.result.run_dir, tmp_path / "run")
+    settings = yaml.safe_load((run / "config.yaml").read_text()) | {"env_parameters": {"gravity": 12}}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    checkpoint.amend(run / "checkpoints", lambda meta: meta | {"settings": settings})
+    result = lehr.load(run, env)
+    assert (result.config["env"], result.config["env_parameters"]) == (
+        "gym:CartPole-v1" if env == "gym:CartPole-v1" else "CartPole-v1",
+        parameters,
+    )
 
 
 def test_loading_gives_what_training_gave(watched):

@@ -12,7 +12,7 @@ import time
 import tracemalloc
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.extra.numpy as numpy_strategies
@@ -135,6 +135,22 @@ def test_a_state_returns_to_the_devices_of_its_template(tmp_path):
     assert_same(loaded, state)
     assert jax.tree.map(lambda leaf: leaf.sharding, loaded) == {"x": sharding, "keys": sharding}
     assert not round_trip(tmp_path, jnp.arange(4.0)).committed
+
+
+class Trained(NamedTuple):
+    params: Any
+    actor: Any
+
+
+def test_a_policy_is_read_without_what_belongs_to_its_environment(tmp_path):
+    path = checkpoint.save(tmp_path, Trained(state_of(1), {"angle": jnp.zeros(7)}), step=1, meta={})
+    here = {"board": jnp.ones((2, 2))}
+    with pytest.raises(InputError, match="does not match"):
+        checkpoint.load(path, Trained(state_of(0), here))
+    loaded, _ = checkpoint.load(path, Trained(state_of(0), here), policy_only=True)
+    assert_same(loaded, Trained(state_of(1), here))
+    with pytest.raises(InputError, match="does not match"):
+        checkpoint.load(path, Trained(here, here), policy_only=True)
 
 
 def test_meta_comes_back_with_the_step(tmp_path):

@@ -18,7 +18,8 @@ from lehr.acting import evaluation
 from lehr.acting.evaluation import EpisodeResults
 from lehr.acting.policy import Policy
 from lehr.envs import AnyEnvironment, HostEnvironment, make
-from lehr.envs.registry import full_name, own_code, own_code_in
+from lehr.envs.adapters import is_factory
+from lehr.envs.registry import full_name, own_code, own_code_in, registered
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
 from lehr.report.loggers.display import waiting
@@ -27,6 +28,7 @@ from lehr.training import agreement, background, settings_file
 from lehr.training.directory import RunDirectory, default_path
 from lehr.training.following import follow
 from lehr.training.hosts import Hosts, joined, wait_for
+from lehr.training.leaves import MisfitError
 from lehr.training.loop import Loop, ProgressFunction, restore
 from lehr.training.plan import Plan, RunConfig, make_plan, settings_classes
 from lehr.types import TrainState
@@ -209,26 +211,25 @@ def load(run: str | Path, env: Any = None, *, algorithm: Any = None, trust: bool
         trust: allow the run to run code from outside Lehr; see SECURITY.md.
     """
     directory = RunDirectory.open(run)
-    named = algorithm
-    algorithm, saved = _settings(directory, named, trust)
+    algorithm, saved = _settings(directory, algorithm, trust)
     kept = saved.get("env")
-    has_own = not plugins.is_placeholder(kept)
-    if isinstance(env, str) and full_name(env) != kept:
-        saved |= {"env": env} if not has_own else {"env": env, "env_parameters": {}}
+    replaces = env is not None and not plugins.is_placeholder(kept)
+    if replaces and not _is_named(env, kept):
+        saved |= {"env_parameters": {}}
+    if isinstance(env, str):
+        saved |= {"env": env}
     check_trust(saved, f"The run '{directory.path}'", trust, env)
     background.take_memory_as_needed()
     plan = make_plan(algorithm, _without_placeholders(saved), None if isinstance(env, str) else env, loads=False)
     try:
-        state, _ = restore(directory, plan, needs_memory=False)
-    except InputError:
-        if env is None or not has_own:
+        state, meta = restore(directory, plan, needs_memory=False)
+    except MisfitError:
+        if not replaces:
             raise
-        result = load(run, algorithm=named, trust=trust)  # whose environments go on; the policy may act in another one
-        other = evaluation.checked_env(result.policy, plan.evaluation_env)
-        return replace(result, env=other, config=result.config | {"env": plan.run.env})
+        state, meta = _restore_policy(directory, plan)
     result = _result(plan, directory, state)
     lost = {name: value for name, value in saved.items() if _has_placeholder(value) and name != "env"}
-    return replace(result, config=result.config | lost)
+    return replace(result, config=result.config | lost, env_steps=meta["env_steps"])
 
 
 def evaluate(
@@ -259,6 +260,25 @@ def evaluate(
     if isinstance(made, HostEnvironment):
         made = made.for_evaluation() or made
     return evaluation.evaluate(found, made, episodes, seed, greedy)
+
+
+def _is_named(env: Any, name: str | None) -> bool:
+    """Whether an environment that the user gave, a name, a class or a function, is the one with this full name."""
+    if isinstance(env, str):
+        return full_name(env) == name
+    return is_factory(env) and name in (plugins.text_of(env), *map(full_name, registered(env)))
+
+
+def _restore_policy(directory: RunDirectory, plan: Plan) -> tuple[TrainState, dict[str, Any]]:
+    """Return the plan's own state with the policy of a run on another environment, and the metadata."""
+    try:
+        return restore(directory, plan, needs_memory=False, policy_only=True)
+    except MisfitError:
+        raise InputError(
+            f"The observations of {plan.run.env.strip('<>')} are in {plan.env.observation_space} and its actions in "
+            f"{plan.env.action_space}, for which the policy of '{directory.path}' was not trained; give an environment "
+            "with the spaces of its run."
+        ) from None
 
 
 def _settings(

@@ -20,7 +20,15 @@ import jax
 from lehr.errors import InputError
 from lehr.files import make_directory, refuse_link, sync_directory
 from lehr.training import chunks
-from lehr.training.checkpoint_files import MEMORY, read_arrays, read_chunks, read_document, write_document, write_files
+from lehr.training.checkpoint_files import (
+    MEMORY,
+    OF_ENVIRONMENT,
+    read_arrays,
+    read_chunks,
+    read_document,
+    write_document,
+    write_files,
+)
 from lehr.training.leaves import CheckpointError, check_fits, leaves_by_path, restore
 from lehr.types import PyTree
 
@@ -88,7 +96,7 @@ def keep_only(directory: Path, wanted: Collection[int]) -> None:
 
 
 def load(
-    path: Path, template: PyTree, memory_lost: Callable[[str], object] | None = None
+    path: Path, template: PyTree, memory_lost: Callable[[str], object] | None = None, policy_only: bool = False
 ) -> tuple[PyTree, dict[str, Any]]:
     """Load one checkpoint and return the state, and the caller's `meta` with the `step` added.
 
@@ -97,20 +105,27 @@ def load(
     the template's devices if it specifies any. Weak types are not preserved.
 
     If the checkpoint was saved without `memory`, the template's is used, and `without_memory` is added to the metadata.
-    The same holds if `memory` is damaged and `memory_lost` is given, which is called with the error.
+    The same holds if `memory` is damaged and `memory_lost` is given, which is called with the error. With
+    `policy_only`, the template's is used of all that belongs to the environment of the run.
     """
     document = read_document(path)
     wanted = leaves_by_path(template)
     wanted |= _resized(document["leaves"], wanted)
-    saved = {described["path"] for described in document["leaves"]}
-    added = {name: leaf for name, leaf in wanted.items() if name.startswith(_ADDED) and name not in saved}
+    leaves = [leaf for leaf in document["leaves"] if not (policy_only and OF_ENVIRONMENT.match(leaf["path"]))]
+    saved = {described["path"] for described in leaves}
+    added = {
+        name: leaf
+        for name, leaf in wanted.items()
+        if (name.startswith(_ADDED) and name not in saved) or (policy_only and OF_ENVIRONMENT.match(name))
+    }
     first = {name: leaf for name, leaf in wanted.items() if MEMORY.match(name)}
-    has_memory = not document.get("without_memory")
+    has_memory = not (document.get("without_memory") or policy_only)
     left_out = {*added, *(() if has_memory else first)}
-    check_fits(path, document["leaves"], {name: leaf for name, leaf in wanted.items() if name not in left_out})
+    read = {name: leaf for name, leaf in wanted.items() if name not in left_out}
+    check_fits(path, leaves, read)
     restored = {
         described["path"]: restore(array, described, wanted[described["path"]])
-        for described, array in read_arrays(path, document, wanted)
+        for described, array in read_arrays(path, document, read)
     }
     if has_memory:
         try:
@@ -144,6 +159,7 @@ def newest(
     template: PyTree,
     report: Callable[[str], object] = warnings.warn,
     memory_lost: Callable[[str], object] | None = None,
+    policy_only: bool = False,
 ) -> tuple[PyTree, dict[str, Any], Path]:
     """Load the latest intact checkpoint and return its state, meta and path. Damaged ones are reported and skipped."""
     found = _find(directory)
@@ -151,7 +167,7 @@ def newest(
         raise InputError(f"There is no checkpoint in '{directory}'; the run ended before its first; start it again.")
     for path in reversed(found.values()):
         try:
-            return *load(path, template, memory_lost), path
+            return *load(path, template, memory_lost, policy_only), path
         except CheckpointError as error:
             report(f"{error} Trying the one before.")
     raise CheckpointError(f"None of the {len(found)} checkpoints in '{directory}' can be read; start the run again.")

@@ -2,10 +2,11 @@
 
 import hashlib
 import json
+import math
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +44,9 @@ _RENAMED = (
 
 MEMORY = re.compile(r"(\.members)?\.(learner|reward_model)\.memory\b")
 """Paths of data, which may be gigabytes, as opposed to learned state."""
+
+OF_ENVIRONMENT = re.compile(r"\.(actor|pending|reward_scaling|(learner|reward_model)\.memory)\b")
+"""Paths of what depends on the environment of a run and not on its spaces alone; a policy does without."""
 
 _MOST_META = 16 << 20
 """A larger `meta.json` is damaged; this is enough for a replay of a terabyte."""
@@ -134,12 +138,13 @@ def _is_document(document: dict[str, Any]) -> bool:
 def read_arrays(
     path: Path, document: dict[str, Any], wanted: Mapping[str, Any]
 ) -> list[tuple[dict[str, Any], np.ndarray]]:
-    """Return the description and the array of each leaf in `state.npz`."""
+    """Return the description and the array of each leaf in `state.npz` that is wanted; the others are not read."""
     name = path / "state.npz"
-    expected = {
-        f"arr_{number}": wanted[leaf["path"]] for number, leaf in enumerate(document["leaves"]) if "chunks" not in leaf
-    }
-    most = sum(Stored.of(leaf).nbytes + _MOST_OVERHEAD for leaf in expected.values()) + _MOST_OVERHEAD
+    stored = {f"arr_{number}": leaf for number, leaf in enumerate(document["leaves"]) if "chunks" not in leaf}
+    read = {array: leaf for array, leaf in stored.items() if leaf["path"] in wanted}
+    expected = {array: wanted[leaf["path"]] for array, leaf in read.items()}
+    sizes = [Stored.of(leaf).nbytes + _MOST_OVERHEAD for leaf in expected.values()]
+    most = sum(sizes) + _MOST_OVERHEAD if len(read) == len(stored) else math.inf
     try:
         with name.open("rb") as file:
             if (size := name.stat().st_size) > most:
@@ -147,14 +152,10 @@ def read_arrays(
             if hashlib.file_digest(file, "sha256").hexdigest() != document["state_sha256"]:
                 raise CheckpointError(f"The checkpoint file '{name}' is damaged: its checksum does not match.")
             file.seek(0)
-            _check_headers(file, expected)
+            _check_headers(file, stored, expected)
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
-                return [
-                    (leaf, archive[f"arr_{number}"])
-                    for number, leaf in enumerate(document["leaves"])
-                    if "chunks" not in leaf
-                ]
+                return [(leaf, archive[array]) for array, leaf in read.items()]
     except OSError as error:
         raise CheckpointError(f"The checkpoint file '{name}' cannot be read: {error.strerror}.") from error
     except CheckpointError:
@@ -163,10 +164,10 @@ def read_arrays(
         raise CheckpointError(f"The checkpoint file '{name}' is damaged: it does not contain plain arrays.") from error
 
 
-def _check_headers(file: IO[bytes], expected: Mapping[str, Any]) -> None:
-    """Raise a `ValueError` unless an .npz has exactly the arrays of these leaves, before any of them is read."""
+def _check_headers(file: IO[bytes], names: Collection[str], expected: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` unless an .npz has exactly these arrays, those of the leaves as expected, before reading."""
     with zipfile.ZipFile(file) as archive:
-        if sorted(archive.namelist()) != sorted(f"{name}.npy" for name in expected):
+        if sorted(archive.namelist()) != sorted(f"{name}.npy" for name in names):
             raise ValueError("other arrays")
         for name, leaf in expected.items():
             info, stored = archive.getinfo(f"{name}.npy"), Stored.of(leaf)

@@ -19,6 +19,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint is damaged or incomplete; the message names the file."""
 
 
+class MisfitError(InputError):
+    """A checkpoint has other leaves than the state that it is loaded into."""
+
+
 def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     """Return the leaves by path, such as `.params['actor'][0]`."""
     pairs = [(jax.tree_util.keystr(path) or ".", leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
@@ -112,7 +116,7 @@ def check_fits(path: Path, saved: list[dict[str, Any]], wanted: dict[str, Any]) 
     if differences:
         more = len(differences) - _MOST_DIFFERENCES
         shown = [*differences[:_MOST_DIFFERENCES], *([f"{more} more leaves differ."] if more > 0 else [])]
-        raise InputError(
+        raise MisfitError(
             f"The checkpoint '{path}' does not match. {' '.join(shown)} Use the settings that it was saved with."
         )
 

@@ -60,15 +60,17 @@ def restore(
     plan: Plan,
     report: Callable[[str], object] = warnings.warn,
     needs_memory: bool = True,
+    policy_only: bool = False,
 ) -> tuple[TrainState, dict[str, Any]]:
     """Return the latest state of a run, with the plan's coefficients, and the metadata of its checkpoint.
 
     A damaged replay is reported and left out if the state does not need it, to evaluate a policy for example, or if
-    the run does without it.
+    the run does without it. With `policy_only`, what belongs to the environment is that of the plan's own state: its
+    environment may be another one than that of the run.
     """
     may_lose = not needs_memory or plan.run.checkpoint_replay == "off"
     saved, meta, _ = checkpoint.newest(
-        directory.checkpoints, plan.state.saved, report, memory_lost=report if may_lose else None
+        directory.checkpoints, plan.state.saved, report, report if may_lose else None, policy_only
     )
     if wrong := [name for name, is_sound in _SOUND_META.items() if not is_sound(meta.get(name))]:
         raise InputError(
