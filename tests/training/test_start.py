@@ -53,9 +53,12 @@ print(json.dumps([light, [name for name in sys.argv[1:] if name in sys.modules]]
     assert in_a_process(code, *heavy) == [[], []]
 
 
-def test_the_public_names_are_listed():
-    assert dir(lehr) == sorted(lehr.__all__)
-    assert "train" in dir(lehr)
+def test_the_public_names_are_listed_and_so_are_loaded_modules():
+    code = "import json, lehr.schedules; print(json.dumps([lehr.__all__, sorted(vars(lehr)), dir(lehr)]))"
+    public, loaded, listed = in_a_process(code)
+    assert "train" not in loaded  # it is imported when it is first used
+    assert {"schedules", "__file__"} <= {*loaded}
+    assert listed == sorted({*public, *loaded})
 
 
 def test_the_collector_looks_at_imported_modules_in_full_collections_only():
