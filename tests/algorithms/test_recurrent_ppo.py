@@ -352,7 +352,7 @@ def test_what_is_given_beside_auto_is_checked(settings, message):
 def test_it_is_ppo_with_other_defaults():
     own, network = config.build(algorithms.settings_of("recurrent_ppo"), {})
     assert (own, network) == (recurrent_ppo.Config(), recurrent_ppo.NetworkConfig())
-    described = {field.name: field._replace(default=None) for field in config.describe(type(own))}
+    described = {field.name: field._replace(default=None, config=ppo.Config) for field in config.describe(type(own))}
     expected = {field.name: field._replace(default=None) for field in config.describe(ppo.Config)}
     assert described.pop("discount").optional  # it depends on the actions
     assert not expected.pop("discount").optional

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from lehr import algorithms
 from lehr.algorithms import a2c, ppo
 from lehr.algorithms.settings import ClippedSettings
+from lehr.cli import Parser
 from lehr.config import (
     Coef,
     add_flags,
@@ -978,7 +979,7 @@ def test_a_child_s_docstring_goes_over_its_parent_s():
 
 
 def parser():
-    made = argparse.ArgumentParser(prog="lehr train", allow_abbrev=False)
+    made = Parser(prog="lehr train", allow_abbrev=False)
     made.add_argument("--debug", action="store_true")
     add_flags(made, [Run, Algorithm], ["run", "algorithm"])
     return made
@@ -1015,6 +1016,23 @@ def test_every_spelling_is_a_flag(flag, key):
     found, unknown = parser().parse_known_args([flag, "x"])
     assert given_flags(found) == ({key: "x"} if key else {})
     assert unknown == ([] if key else [flag, "x"])
+
+
+def test_help_is_read_only_when_it_is_shown():
+    """The source of a class takes longer to parse than its settings; and Python 3.11 cannot parse in two threads."""
+
+    @dataclass(frozen=True)
+    class Own:
+        size: int = 3
+        """How large."""
+
+    read = fields_module._docstrings.cache_info().misses
+    made = Parser(prog="lehr train")
+    add_flags(made, [Own], ["own"])
+    assert build([Own], given_flags(made.parse_args(["--size", "4"]))) == (Own(4),)
+    assert fields_module._docstrings.cache_info().misses == read
+    assert "--size INTEGER How large. (default: 3)" in " ".join(made.format_help().split())
+    assert fields_module._docstrings.cache_info().misses == read + 1
 
 
 def test_the_help_shows_each_field_once_with_its_default():

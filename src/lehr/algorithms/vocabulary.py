@@ -4,6 +4,7 @@ For your own training loop, `resolve_coefficient` reads a config in either namin
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ def coefficients() -> dict[str, Coefficient]:
     for cls in [*classes, *(rewards.find(name).Config for name in rewards.BUILT_IN)]:
         for field in describe(cls):
             if field.coefficient is not None:
-                found.setdefault(field.name, field.coefficient)
+                found.setdefault(field.name, replace(field.coefficient, description=field.help))
     return found
 
 
@@ -35,7 +36,12 @@ def _shared() -> dict[str, Coefficient]:
     groups = [
         group for group in vars(settings).values() if isinstance(group, type) and issubclass(group, settings.Settings)
     ]
-    return {field.name: field.coefficient for group in groups for field in describe(group) if field.coefficient}
+    return {
+        field.name: replace(field.coefficient, description=field.help)
+        for group in groups
+        for field in describe(group)
+        if field.coefficient
+    }
 
 
 def coefficient(name: str) -> Coefficient:

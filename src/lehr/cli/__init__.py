@@ -139,6 +139,11 @@ class _Formatter(argparse.HelpFormatter):
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(action.option_strings)} {value}"
 
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        from lehr.config import help_of
+
+        return help_of(action)
+
 
 class Parser(argparse.ArgumentParser):
     """argparse, with errors raised as `InputError`."""

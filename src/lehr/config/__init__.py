@@ -38,7 +38,7 @@ from lehr.config.fields import (
     describe,
 )
 from lehr.config.files import from_yaml, to_yaml
-from lehr.config.flags import add_flags, given_flags, refuse_unknown
+from lehr.config.flags import add_flags, given_flags, help_of, refuse_unknown
 from lehr.config.spelling import Conversion, Names
 
 __all__ = [
@@ -60,6 +60,7 @@ __all__ = [
     "describe",
     "from_yaml",
     "given_flags",
+    "help_of",
     "merge",
     "parse",
     "refuse_unknown",

@@ -63,8 +63,8 @@ class FieldDescription(NamedTuple):
     """What it accepts, in words: `a whole number such as 64 or 500k, or none`."""
     default: Any
     """`MISSING` if the field is required."""
-    help: str
-    """The docstring under the field."""
+    config: type
+    """The class whose field it is."""
     type: Any
     """`bool`, `AutoBool`, `int`, `float`, `str`, `tuple[…, ...]`, `dict[str, Any]`, `Literal[…]`, `CountOrAll`,
     `CountOrAuto`, `Plugin` or `Coef`."""
@@ -74,6 +74,11 @@ class FieldDescription(NamedTuple):
     """Range and aliases, if it is a coefficient."""
     names: Names = Names()
     """What other libraries call it, if it is not a coefficient."""
+
+    @property
+    def help(self) -> str:
+        """The docstring under the field; read from the source, which takes a while and is not needed for a run."""
+        return _docstrings(self.config).get(self.name, "")
 
     @property
     def is_coefficient(self) -> bool:
@@ -99,17 +104,16 @@ def describe(cls: type) -> list[FieldDescription]:
 
 @cache
 def _described(cls: type) -> list[FieldDescription]:
-    hints, helps = get_type_hints(cls, include_extras=True), _docstrings(cls)
+    hints = get_type_hints(cls, include_extras=True)
     described = []
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
         kind, optional = _without_none(hints[field.name])
         kind = _without_names(kind)
-        help_text, coefficient = helps.get(field.name, ""), None
+        coefficient = None
         if _declared(kind) is not None:
-            entry = _coefficient(cls, field.name)
-            coefficient = dataclasses.replace(entry, name=field.name, description=help_text)
+            coefficient = dataclasses.replace(_coefficient(cls, field.name), name=field.name)
             kind = Coef
         text = _type_text(kind, f"{cls.__name__}.{field.name}")
         if optional:
@@ -117,7 +121,7 @@ def _described(cls: type) -> list[FieldDescription]:
         make: Any = field.default_factory
         default = field.default if make is MISSING else make()
         names = _names(cls, field.name) if coefficient is None else Names()
-        described.append(FieldDescription(field.name, text, default, help_text, kind, optional, coefficient, names))
+        described.append(FieldDescription(field.name, text, default, cls, kind, optional, coefficient, names))
     return described
 
 

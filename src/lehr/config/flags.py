@@ -27,6 +27,8 @@ _PREFIX = "setting:"
 """Prefix of settings in the namespace, which also holds other arguments."""
 _classes: WeakKeyDictionary[argparse.ArgumentParser, tuple[type, ...]] = WeakKeyDictionary()
 """The settings classes of parsers, for advice on unknown flags."""
+_fields: WeakKeyDictionary[argparse.Action, FieldDescription] = WeakKeyDictionary()
+"""The settings of flags, for their help."""
 _METAVARS = {
     Coef: "SCHEDULE",
     CountOrAll: "N|all",
@@ -44,9 +46,9 @@ def add_flags(
 ) -> None:
     """Add one flag per field of the classes to the parser, with one title of `groups` per class.
 
-    The help lists the fields in `first` at the beginning of their group. A flag's help is the docstring under its
-    field. Aliases, other libraries' settings that can be converted, and a coefficient's `-schedule` and `-warmup-steps`
-    are flags too, but hidden in the help. Values are texts until `build`.
+    The help lists the fields in `first` at the beginning of their group. The formatter of the parser must show
+    `help_of`, as that of `lehr.cli.Parser` does. Aliases, other libraries' settings that can be converted, and a
+    coefficient's `-schedule` and `-warmup-steps` are flags too, but hidden in the help. Values are texts until `build`.
     """
     fields_of(classes)  # checks that the names are disjoint
     _classes[parser] = tuple(classes)
@@ -144,13 +146,18 @@ def _switch(field: FieldDescription) -> dict[str, Any]:
 
 
 def _add_field(group: Any, field: FieldDescription) -> None:
+    action = _add(group, field.name, help=field.name, **(_switch(field) or {"metavar": _metavar(field)}))
+    _fields[action] = field
+
+
+def help_of(action: argparse.Action) -> str | None:
+    """Return the help of a flag: that of a setting is the docstring under its field, which takes a while to read."""
+    if action not in _fields:
+        return action.help
+    field = _fields[action]
     default = "required" if field.default is MISSING else f"default: {_default_text(field.default)}"
     is_told = field.default == () or (field.default is None and "by default" in field.help)
-    text = (field.help if is_told else f"{field.help} ({default})").strip().replace("%", "%%")
-    if switch := _switch(field):
-        _add(group, field.name, help=text, **switch)
-        return
-    _add(group, field.name, metavar=_metavar(field), help=text)
+    return (field.help if is_told else f"{field.help} ({default})").strip().replace("%", "%%")
 
 
 def _metavar(field: FieldDescription) -> str:
@@ -167,12 +174,13 @@ def _add_aliases(parser: argparse.ArgumentParser, field: FieldDescription) -> No
             _add(parser, key, help=argparse.SUPPRESS, **(_switch(field) or {"metavar": _metavar(field)}))
 
 
-def _add(group: Any, name: str, help: str, **options: Any) -> None:
-    """Add a flag with hyphens, and a hidden one with underscores."""
+def _add(group: Any, name: str, help: str, **options: Any) -> argparse.Action:
+    """Add a flag with hyphens, and a hidden one with underscores; return the former."""
     options |= {"dest": _PREFIX + name, "default": argparse.SUPPRESS}
-    group.add_argument(f"--{name.replace('_', '-')}", help=help, **options)
+    action = group.add_argument(f"--{name.replace('_', '-')}", help=help, **options)
     if "_" in name:
         group.add_argument(f"--{name}", help=argparse.SUPPRESS, **options)
+    return action
 
 
 def _default_text(default: Any) -> str:
