@@ -354,8 +354,9 @@ def test_it_is_ppo_with_other_defaults():
     assert (own, network) == (recurrent_ppo.Config(), recurrent_ppo.NetworkConfig())
     described = {field.name: field._replace(default=None, config=ppo.Config) for field in config.describe(type(own))}
     expected = {field.name: field._replace(default=None) for field in config.describe(ppo.Config)}
-    assert described.pop("discount").optional  # it depends on the actions
-    assert not expected.pop("discount").optional
+    for name in ("discount", "learning_rate"):  # which depend on the actions
+        assert described.pop(name).optional
+        assert not expected.pop(name).optional
     assert described == expected
     built = NetworkConfig(**config.to_mapping(network))
     assert built == NetworkConfig(torso="mingru", recurrent_size=64, initial_log_std=None)

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import lehr
-from lehr import config
+from lehr import algorithms, config
 from lehr.algorithms import a2c, ppo
 from lehr.cli import main
 from lehr.errors import InputError
@@ -80,7 +80,8 @@ def test_a_run_with_options_is_saved_and_goes_on(tmp_path):
     assert longer.config["optimiser_options"] == OPTIONS
 
 
-VECTOR, IMAGE, CONTINUOUS = Box([-1, -8], [1, 8]), Box(0, np.inf, (8, 8, 3)), Box(-2, 2, (1,))
+VECTOR, SCALED, IMAGE = Box([-1, -8], [1, 8]), Box(0, 1, (6,)), Box(0, np.inf, (8, 8, 3))
+CONTINUOUS = Box(-2, 2, (1,))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ VECTOR, IMAGE, CONTINUOUS = Box([-1, -8], [1, 8]), Box(0, np.inf, (8, 8, 3)), Bo
         (Box(-np.inf, np.inf, (3,)), CONTINUOUS, True, True),
         (VECTOR, Discrete(2), False, False),
         (VECTOR, MultiDiscrete((2, 3)), False, False),
-        (Box(0, 1, (6,)), Box(-np.inf, np.inf, (2,)), False, True),
+        (SCALED, Box(-np.inf, np.inf, (2,)), False, True),
         (IMAGE, CONTINUOUS, False, True),
         (Box(0, 255, (4,), np.uint8), CONTINUOUS, False, True),
         (Dict({"speed": VECTOR, "gear": Discrete(3)}), CONTINUOUS, True, True),
@@ -117,14 +118,48 @@ def test_a_run_states_what_auto_meant_and_presets_and_old_settings_are_kept():
     assert normalised(preset="classic") == normalised(preset="puffer") == (False, False)
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
-def test_the_discount_grows_from_a_value_for_the_kind_of_actions_unless_it_is_given(algorithm):
-    def discount(env, **settings):
-        return make_plan(algorithm, {"total_steps": 1024, "env": env, **settings}).mapping["discount"]
+@pytest.mark.parametrize(
+    ("algorithm", "continuous", "discrete"),
+    [
+        *(
+            (
+                name,
+                {"discount": "0.95 -> 0.99", "entropy_coef": "0.1 -> 0"},
+                {"discount": 0.99, "entropy_coef": "0.01 -> 0"},
+            )
+            for name in ("a2c", "impala")
+        ),
+        ("trpo", {"discount": "0.95 -> 0.99"}, {"discount": 0.99}),
+        (
+            "recurrent_ppo",
+            {"discount": "0.95 -> 0.99", "learning_rate": "1e-3 -> 0"},
+            {"discount": "0.98 -> 0.99", "learning_rate": "2e-3 -> 0"},
+        ),
+    ],
+)
+def test_what_the_actions_decide_is_stated_by_the_run_unless_it_is_given(algorithm, continuous, discrete):
+    def stated(action, **settings):
+        cls = algorithms.find(algorithm).Config
+        chosen = cls(**settings).for_spaces(Spaces(VECTOR, action))
+        return {name: getattr(chosen, name) for name in continuous}
 
-    assert discount("Pendulum-v1") == "0.95 -> 0.99"
-    assert discount("CartPole-v1") == "0.98 -> 0.99"
-    assert discount("Pendulum-v1", gamma=0.9) == 0.9
+    assert stated(CONTINUOUS) == stated(Dict({"speed": CONTINUOUS, "gear": Discrete(3)})) == continuous
+    assert stated(Discrete(2)) == discrete
+    given = dict.fromkeys(continuous, 0.5)
+    assert stated(CONTINUOUS, **given) == stated(Discrete(2), **given) == given
+    mapping = make_plan(algorithm, {"total_steps": 1024, "env": "Pendulum-v1"}).mapping
+    assert continuous.items() <= mapping.items()
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
+def test_a2c_and_impala_also_normalise_where_actions_are_choices(algorithm):
+    def normalised(observation, action):
+        chosen = algorithms.find(algorithm).Config().for_spaces(Spaces(observation, action))
+        return chosen.normalise_observations, chosen.normalise_rewards
+
+    assert normalised(VECTOR, Discrete(2)) == normalised(VECTOR, CONTINUOUS) == (True, True)
+    assert normalised(SCALED, Discrete(2)) == normalised(IMAGE, Discrete(2)) == (False, False)
+    assert normalised(SCALED, CONTINUOUS) == (False, True)
 
 
 def test_a_switch_with_auto_is_written_like_any_other_or_with_a_value(capsys):

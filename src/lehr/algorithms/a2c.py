@@ -5,14 +5,15 @@
 See docs/a2c.md for the details.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 
 from lehr.algorithms.base import ActorCriticAlgorithm, HalfBoxNetworkConfig
 from lehr.algorithms.settings import ActorCriticSettings, OpenDiscountSettings
-from lehr.config import Coef, Plugin
+from lehr.config import AutoBool, Coef, Plugin
 from lehr.maths import losses
 from lehr.maths.advantages import advantages_of
 from lehr.types import Key, Learner, Metrics, PyTree, Rollout
@@ -22,18 +23,31 @@ from lehr.types import Key, Learner, Metrics, PyTree, Rollout
 class Config(OpenDiscountSettings, ActorCriticSettings):
     """Settings of A2C. Coefficients accept a number or any schedule; the others are static."""
 
-    num_envs: int = 8
+    num_envs: int = 16
     horizon: int = 8
     """Steps per environment in a rollout; with gae_lambda = 1, the n of n-step returns."""
-    noise_steps: int = 4
+    normalise_observations: AutoBool = "auto"
+    """Normalise observations by their running mean and standard deviation; auto does if they are vectors with entries
+    outside [-1, 1]."""
+    normalise_rewards: AutoBool = "auto"
+    """Divide rewards by the running standard deviation of the discounted return; auto does if actions are continuous,
+    or observations are vectors with entries outside [-1, 1]."""
+    noise_steps: int = 8
     optimiser: Plugin = "rmsprop"
-    learning_rate: Coef = "2e-3 -> 0"
-    max_grad_norm: Coef | None = 2.0
-    entropy_coef: Coef = "0.01 -> 0"
-    gae_lambda: Coef = 0.9
+    learning_rate: Coef = "3e-3 -> 0"
+    discount: Coef | None = None
+    """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.99."""
+    entropy_coef: Coef | None = None
+    """Weight of the entropy bonus in the loss; none is 0.1 -> 0 if actions are continuous, else 0.01 -> 0."""
+    gae_lambda: Coef = 0.95
     """GAE's lambda: the bias-variance trade-off of the advantage; 1 gives n-step returns."""
 
     allows_overlap: ClassVar[bool] = False
+    normalises_choices: ClassVar[bool] = True
+    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "discount": ("0.95 -> 0.99", 0.99),
+        "entropy_coef": ("0.1 -> 0", "0.01 -> 0"),
+    }
 
 
 @dataclass(frozen=True)

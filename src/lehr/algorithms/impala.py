@@ -26,8 +26,6 @@ class Config(a2c.Config, LagSettings):
 
     horizon: int = a2c.Config.horizon
     """Steps of each environment in one rollout."""
-    learning_rate: Coef = "3e-3 -> 0"
-    max_grad_norm: Coef | None = 0.5
     gae_lambda: Coef = a2c.Config.gae_lambda
     """Factor on the ratio in V-trace's trace."""
 

@@ -3,6 +3,7 @@
 The code is PPO's, with other defaults; see docs/recurrent_ppo.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,10 +36,15 @@ class Config(OpenDiscountSettings, ppo.Config):
     burn_in: CountOrAuto = "auto"
     normalise_observations: AutoBool = False  # a memory learns better from observations whose scale does not change
     normalise_rewards: AutoBool = True
-    learning_rate: Coef = "2e-3 -> 0"
+    learning_rate: Coef | None = None
+    """Learning rate of the optimiser; none is 1e-3 -> 0 if actions are continuous, else 2e-3 -> 0."""
     entropy_coef: Coef = "0.01 -> 0"
     value_coef: Coef = 1.0  # with the factor of ½ in the loss, the 0.5 of Stable-Baselines3
 
+    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        **OpenDiscountSettings.by_actions,
+        "learning_rate": ("1e-3 -> 0", "2e-3 -> 0"),
+    }
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         name: _LEFT_OPEN | preset for name, preset in ppo.Config.PRESETS.items()
     }

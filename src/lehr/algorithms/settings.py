@@ -144,18 +144,27 @@ class Settings:
     """Whether the algorithm corrects for rollouts of an older policy, so that it can use asynchronous actors."""
     allows_overlap: ClassVar[bool] = True
     """Whether it can learn from rollouts of the policy before the last update, as with the ratio of PPO's loss."""
+    normalises_choices: ClassVar[bool] = False
+    """Whether `auto` normalises observations that are vectors with entries outside [-1, 1], and the rewards with them,
+    also if no action is continuous."""
+    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
+    """What none means for settings that depend on the actions: if some are continuous, and if none is."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_envs", "horizon", "noise_steps")
 
     def for_spaces(self, spaces: Spaces) -> Self:
-        """Return the settings with what `auto` means for these spaces."""
-        chosen: dict[str, Any] = {}
-        is_continuous = are_continuous(spaces.action)
+        """Return the settings with what `auto` and none mean for these spaces."""
+        is_continuous, is_unscaled = are_continuous(spaces.action), _are_unscaled(spaces.observation)
+        chosen: dict[str, Any] = {
+            name: continuous if is_continuous else discrete
+            for name, (continuous, discrete) in self.by_actions.items()
+            if getattr(self, name) is None
+        }
         if self.normalise_observations == "auto":
-            chosen["normalise_observations"] = is_continuous and _are_unscaled(spaces.observation)
+            chosen["normalise_observations"] = is_unscaled and (is_continuous or self.normalises_choices)
         if self.normalise_rewards == "auto":
-            chosen["normalise_rewards"] = is_continuous
+            chosen["normalise_rewards"] = is_continuous or (is_unscaled and self.normalises_choices)
         return replace(self, **chosen) if chosen else self
 
     def for_devices(self, number: int) -> Self:
@@ -179,20 +188,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class OpenDiscountSettings(Settings):
-    """A discount factor that depends on the actions, unless it is given."""
+    """Settings with a discount factor that depends on the actions, unless it is given."""
 
     discount: Coef | None = None
     """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.98 -> 0.99."""
 
-    discount_of_choices: ClassVar[str] = "0.98 -> 0.99"
-    """What none means if no action is continuous."""
-
-    def for_spaces(self, spaces: Spaces) -> Self:
-        """Return the settings with `auto` and an open discount resolved for these spaces."""
-        settings = super().for_spaces(spaces)
-        if settings.discount is not None:
-            return settings
-        return replace(settings, discount="0.95 -> 0.99" if are_continuous(spaces.action) else self.discount_of_choices)
+    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {"discount": ("0.95 -> 0.99", "0.98 -> 0.99")}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ g the gradient. A line search shortens the step until it improves the objective 
 function is fitted separately, with a gradient method. See docs/trpo.md for the details.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -72,7 +72,7 @@ class Config(OpenDiscountSettings, OnPolicySettings, TargetKLSettings):
     discount: Coef | None = None
     """Discount factor; none is 0.95 -> 0.99 if actions are continuous, else 0.99."""
 
-    discount_of_choices: ClassVar[str] = "0.99"
+    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {"discount": ("0.95 -> 0.99", 0.99)}
 
     def __post_init__(self) -> None:
         super().__post_init__()
