@@ -24,9 +24,7 @@ def coefficients() -> dict[str, Coefficient]:
     found = dict(_shared())
     classes = [algorithms.find(name).Config for name in algorithms.names()]
     for cls in [*classes, *(rewards.find(name).Config for name in rewards.BUILT_IN)]:
-        for field in describe(cls):
-            if field.coefficient is not None:
-                found.setdefault(field.name, replace(field.coefficient, description=field.help))
+        found |= _declared(cls) | found
     return found
 
 
@@ -36,12 +34,13 @@ def _shared() -> dict[str, Coefficient]:
     groups = [
         group for group in vars(settings).values() if isinstance(group, type) and issubclass(group, settings.Settings)
     ]
-    return {
-        field.name: replace(field.coefficient, description=field.help)
-        for group in groups
-        for field in describe(group)
-        if field.coefficient
-    }
+    return {name: entry for group in groups for name, entry in _declared(group).items()}
+
+
+def _declared(cls: type) -> dict[str, Coefficient]:
+    """Return the coefficients of a config class by name, each with the docstring of its field."""
+    described = ((field.coefficient, field.help) for field in describe(cls) if field.coefficient is not None)
+    return {entry.name: replace(entry, description=text) for entry, text in described}
 
 
 def coefficient(name: str) -> Coefficient:
