@@ -1,6 +1,8 @@
 """Settings that algorithms share: what auto means, and the optimiser's options in Python, YAML and on the command line."""
 
 import argparse
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ import lehr
 from lehr import algorithms, config
 from lehr.algorithms import a2c, ppo
 from lehr.cli import main
+from lehr.config import Coef
 from lehr.errors import InputError
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Spaces
 from lehr.training.plan import make_plan
@@ -149,6 +152,17 @@ def test_what_the_actions_decide_is_stated_by_the_run_unless_it_is_given(algorit
     assert stated(CONTINUOUS, **given) == stated(Discrete(2), **given) == given
     mapping = make_plan(algorithm, {"total_steps": 1024, "env": "Pendulum-v1"}).mapping
     assert continuous.items() <= mapping.items()
+
+
+def test_settings_of_ones_own_may_depend_on_the_actions_besides_those_of_their_parents():
+    @dataclass(frozen=True)
+    class Own(a2c.Config):
+        value_coef: Coef | None = None
+        by_actions: ClassVar[dict[str, tuple[Any, Any]]] = {"value_coef": (0.3, 0.7), "discount": (0.8, 0.9)}
+
+    continuous, discrete = (Own().for_spaces(Spaces(VECTOR, action)) for action in (CONTINUOUS, Discrete(2)))
+    assert (continuous.value_coef, continuous.discount, continuous.entropy_coef) == (0.3, 0.8, "0.1 -> 0")
+    assert (discrete.value_coef, discrete.discount, discrete.entropy_coef) == (0.7, 0.9, "0.01 -> 0")
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "impala"])

@@ -41,10 +41,7 @@ class Config(OpenDiscountSettings, ppo.Config):
     entropy_coef: Coef = "0.01 -> 0"
     value_coef: Coef = 1.0  # with the factor of ½ in the loss, the 0.5 of Stable-Baselines3
 
-    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {
-        **OpenDiscountSettings.by_actions,
-        "learning_rate": ("1e-3 -> 0", "2e-3 -> 0"),
-    }
+    by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {"learning_rate": ("1e-3 -> 0", "2e-3 -> 0")}
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
         name: _LEFT_OPEN | preset for name, preset in ppo.Config.PRESETS.items()
     }

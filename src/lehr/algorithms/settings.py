@@ -148,7 +148,8 @@ class Settings:
     """Whether `auto` normalises observations that are vectors with entries outside [-1, 1], and the rewards with them,
     also if no action is continuous."""
     by_actions: ClassVar[Mapping[str, tuple[Any, Any]]] = {}
-    """What none means for settings that depend on the actions: if some are continuous, and if none is."""
+    """What none means for settings that depend on the actions: if some are continuous, and if none is. A subclass adds
+    to what its parents say."""
 
     def __post_init__(self) -> None:
         check_counts(self, "num_envs", "horizon", "noise_steps")
@@ -158,7 +159,8 @@ class Settings:
         is_continuous, is_unscaled = are_continuous(spaces.action), _are_unscaled(spaces.observation)
         chosen: dict[str, Any] = {
             name: continuous if is_continuous else discrete
-            for name, (continuous, discrete) in self.by_actions.items()
+            for cls in reversed(type(self).__mro__)
+            for name, (continuous, discrete) in vars(cls).get("by_actions", {}).items()
             if getattr(self, name) is None
         }
         if self.normalise_observations == "auto":
