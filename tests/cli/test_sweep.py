@@ -17,6 +17,7 @@ import lehr
 from lehr.cli import main
 from lehr.sweeps import running
 from lehr.sweeps.statistics import interquartile_mean
+from lehr.training import columns
 from tests.sweeps.conftest import DEFINITION, SMALL
 
 
@@ -89,6 +90,17 @@ def test_the_facts_say_what_to_do_next(printed):
     assert found["report"] == "sweeps/small/report.html"
     assert re.fullmatch(r"[\d.]+ s, of which [\d.]+ s compiling", found["time"])
     assert found["next"] == "lehr pick sweeps/small best --out runs/best"
+
+
+def test_a_sweep_whose_members_all_diverged_has_failed(here, tmp_path, capsys):
+    path = shutil.copytree(here / "sweeps" / "small", tmp_path / "diverged")
+    for metrics in path.glob("waves/*/metrics"):
+        table = columns.read_all(metrics)
+        table["update/rejected"][:] = table["update"][:, None]
+        columns.cut(metrics, 0)
+        columns.write(metrics, 0, table)
+    assert main(["sweep", str(path), "--resume", "--no-progress"]) == 1
+    assert facts(capsys.readouterr().out)["next"].startswith("all members diverged: sweep lower learning rates")
 
 
 def test_a_dry_run_shows_members_and_memory_and_trains_nothing(here, capsys, monkeypatch):

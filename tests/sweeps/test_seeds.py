@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.cli.summary import exit_code_of_seeds, summarise_seeds
+from lehr.cli.summary import exit_code_of_members, summarise_seeds
 from lehr.errors import InputError
 from lehr.report.loggers.jsonl import read
 from lehr.sweeps.directory import SweepDirectory
@@ -76,7 +76,7 @@ def test_seeds_of_which_no_update_was_applied_diverged(trained, tmp_path, capsys
     assert f"outcome      {outcome}" in out
     assert f"next         {following}" in out
     assert "nan ±" not in out
-    assert exit_code_of_seeds(found) == code
+    assert exit_code_of_members(found) == code
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def summarise_seeds(result: "SweepResult") -> None:
     from lehr.sweeps.statistics import mean_interval
 
     facts: dict[str, str | list[str]] = {"seeds": str(result.directory)}
-    all_diverged = exit_code_of_seeds(result) == 1
+    all_diverged = exit_code_of_members(result) == 1
     if not result.results.members.size:
         facts["outcome"] = "stopped before the seeds were trained; the state is saved"
     else:
@@ -70,11 +70,11 @@ def summarise_seeds(result: "SweepResult") -> None:
     output.print_facts(output.console(), facts)
 
 
-def exit_code_of_seeds(result: "SweepResult") -> int:
-    """0, 1 if all seeds diverged, or 130 if the user stopped them."""
+def exit_code_of_members(result: "SweepResult") -> int:
+    """0, 1 if all members diverged, or 130 if the user stopped the sweep."""
     if not result.is_finished:
         return 130
-    return int(np.isnan(result.results.scores).all())
+    return int(not np.isfinite(result.results.scores).any())
 
 
 def next_of_sweep(result: "SweepResult") -> str:

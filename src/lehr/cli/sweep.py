@@ -10,7 +10,7 @@ import numpy as np
 
 from lehr.cli import add_trust, find_own_code
 from lehr.cli.output import console, plural, print_facts, print_table
-from lehr.cli.summary import next_of_sweep
+from lehr.cli.summary import exit_code_of_members, next_of_sweep
 from lehr.errors import InputError
 from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
 from lehr.sweeps.definition import Definition
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"'{arguments.what}' is a directory; to continue the sweep in it, add --resume.")
         result = sweep(arguments.what, out=arguments.out, **options)
     _summarise(result)
-    return 0 if result.is_finished else 130
+    return exit_code_of_members(result)
 
 
 def _begun(arguments: argparse.Namespace) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import lehr
 from lehr import algorithms, config, plugins, zoo
 from lehr.cli import Parser, add_distributed, add_trust, find_own_code, run_elsewhere
-from lehr.cli.summary import exit_code, exit_code_of_seeds, print_summary, summarise_seeds
+from lehr.cli.summary import exit_code, exit_code_of_members, print_summary, summarise_seeds
 from lehr.errors import InputError
 from lehr.networks import NetworkConfig
 from lehr.training import settings_file
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         use_cores()
         trained = lehr.train(arguments.algorithm, seeds=_seeds(arguments.seeds), **options, **settings)
         summarise_seeds(trained)
-        return exit_code_of_seeds(trained)
+        return exit_code_of_members(trained)
     result = lehr.train(arguments.algorithm, **options, **settings)
     print_summary(result)
     return exit_code(result)
