@@ -147,3 +147,24 @@ def test_the_capability_is_the_lowest_of_all_gpus(monkeypatch, names, lowest):
     devices = [SimpleNamespace(compute_capability=name) for name in names]
     monkeypatch.setattr(jax, "local_devices", lambda: devices)
     assert lowered.capability.__wrapped__() == lowest
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugin", "is_loaded"),
+    [(None, True, True), ("cuda,cpu", True, True), ("gpu", True, True), ("cpu", True, False), (None, False, False)],
+)
+def test_what_lowers_for_a_gpu_is_imported_where_there_may_be_one(monkeypatch, platforms, plugin, is_loaded):
+    imported = []
+    monkeypatch.setattr(lowered.jax, "config", SimpleNamespace(jax_platforms=platforms))
+    monkeypatch.setattr(lowered.importlib, "import_module", imported.append)
+    monkeypatch.setattr(lowered.importlib.util, "find_spec", lambda name: plugin or None)
+    lowered.load()
+    assert ("jax.experimental.pallas.mosaic_gpu" in imported) == is_loaded
+
+
+def test_a_machine_without_plugins_of_jax_imports_nothing(monkeypatch):
+    def fail(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(lowered.importlib, "import_module", fail)
+    lowered.load()

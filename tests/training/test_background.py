@@ -61,6 +61,15 @@ def test_ctrl_c_takes_effect_when_the_function_has_returned():
     assert ended == [True]
 
 
+def test_a_wait_for_a_result_has_an_end():
+    may_end = threading.Event()
+    waiting, failing = background.start(may_end.wait), background.start(lambda: 1 / 0)
+    assert not background.is_done_within(waiting, 0.01)
+    may_end.set()
+    assert background.is_done_within(waiting, 60)
+    assert background.is_done_within(failing, 60)
+
+
 def test_a_thread_shares_the_scopes_of_its_caller_unless_there_are_some():
     assert background.shares_scopes()
     for scope in (jax.enable_x64(True), jax.default_device(jax.devices()[0]), jax.default_matmul_precision("highest")):

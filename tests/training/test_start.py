@@ -1,9 +1,11 @@
 """What happens between the call of `train` and its first metrics: few imports, few programs, no wait for the rest."""
 
+import contextlib
 import gc
 import json
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 
@@ -16,12 +18,13 @@ from lehr.acting.evaluation import evaluation_metrics, make_evaluator
 from lehr.algorithms import ppo
 from lehr.envs.builtin.classic import CartPole
 from lehr.networks import NetworkConfig
-from lehr.training import api, background, compile_options
+from lehr.training import api, background, compile_options, run_record
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import RunDirectory
 from lehr.training.loop import Loop
 from lehr.training.plan import make_plan
 from lehr.training.program import assemble
+from lehr.training.run_record import RunRecord
 from lehr.training.runners.device import DeviceRunner
 from lehr.types import derive
 
@@ -135,12 +138,13 @@ def _numbers(state):
     return jax.tree.map(lambda x: np.asarray(jax.random.key_data(x) if is_key(x) else x), state)
 
 
-def test_the_evaluation_in_the_background_is_that_of_the_evaluator(tmp_path):
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_the_evaluation_in_the_background_is_that_of_the_evaluator(tmp_path, is_busy):
     plan = make_plan("ppo", SMALL | {"evaluate_episodes": 8})
     with RunDirectory.create(tmp_path / "run") as directory:
         loop = Loop(plan, directory)
         loop.prepare()
-        loop.record.prepare(plan.state, None)
+        loop.record.prepare(plan.state, None, is_busy)
         assert loop.record.evaluation is not None
         found = loop.record.evaluate(plan.state, 3)
         evaluator = make_evaluator(plan.env, plan.policy(plan.state).program, 8)
@@ -149,6 +153,42 @@ def test_the_evaluation_in_the_background_is_that_of_the_evaluator(tmp_path):
         assert found == {name: float(value) for name, value in evaluation_metrics(*results).items()}
         background.finished(loop.runner.prepare(plan.state))
         loop.record.close()
+
+
+@pytest.mark.parametrize(("is_scoped", "traced_aside"), [(False, True), (True, False)])
+def test_while_training_is_busy_the_evaluation_is_traced_aside_unless_a_scope_changes_it(
+    tmp_path, monkeypatch, is_scoped, traced_aside
+):
+    traced_in, evaluation = [], run_record._evaluation
+
+    def noted(*given):
+        traced_in.append(threading.current_thread() is not threading.main_thread())
+        return evaluation(*given)
+
+    monkeypatch.setattr(run_record, "_evaluation", noted)
+    plan = make_plan("ppo", SMALL | {"evaluate_episodes": 8})
+    with RunDirectory.create(tmp_path / "run") as directory:
+        loop = Loop(plan, directory)
+        with jax.default_matmul_precision("highest") if is_scoped else contextlib.nullcontext():
+            loop.record.prepare(plan.state, None, is_busy=True)
+        background.finished(loop.record.evaluation)
+        loop.record.close()
+    assert traced_in == [traced_aside]
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_the_first_updates_wait_for_the_evaluation_only_while_they_are_compiled(tmp_path, monkeypatch, is_read):
+    monkeypatch.setattr(background, "is_done_within", lambda future, seconds: is_read)
+    prepared, metrics = [], []
+    prepare = RunRecord.prepare
+
+    def noted(self, state, after, is_busy=False):
+        prepared.append((len(metrics), is_busy))
+        prepare(self, state, after, is_busy)
+
+    monkeypatch.setattr(RunRecord, "prepare", noted)
+    lehr.train("ppo", "CartPole-v1", run_dir=tmp_path, progress_fn=lambda step, found: metrics.append(step), **SMALL)
+    assert prepared == [(1, True) if is_read else (0, False)]
 
 
 @dataclass(frozen=True)

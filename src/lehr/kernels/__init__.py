@@ -53,6 +53,7 @@ from lehr.kernels import (
     wide_mlp,
 )
 from lehr.kernels import written_out as rewriting
+from lehr.kernels.lowered import load
 from lehr.kernels.members import together
 from lehr.kernels.row_program import Unsupported
 from lehr.kernels.segment_draw import Draw, Drawn
@@ -67,6 +68,7 @@ __all__ = [
     "gradient_steps",
     "linear_recurrence",
     "linearise",
+    "load",
     "plain",
     "rewrite",
     "scan",

@@ -9,6 +9,8 @@ nothing is remembered.
 import contextlib
 import functools
 import hashlib
+import importlib
+import importlib.util
 import json
 import re
 import warnings
@@ -84,6 +86,17 @@ def _compare(found: PyTree, expected: PyTree) -> None:
             raise ValueError(
                 f"its results differ from plain JAX's by {difference / (largest or 1.0):.2g} of the largest"
             )
+
+
+def load() -> None:
+    """Import what JAX needs to lower kernels for a GPU, if it can have one; otherwise the first kernel waits for it."""
+    chosen = getattr(jax.config, "jax_platforms", None) or LOWERED_FOR
+    if LOWERED_FOR not in chosen and RUN_ON not in chosen:
+        return
+    with contextlib.suppress(ImportError):  # JAX's plugin for CUDA, then what lowers
+        importlib.import_module("jax_plugins")
+        if any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
+            importlib.import_module("jax.experimental.pallas.mosaic_gpu")
 
 
 _lowered: set[str] = set()

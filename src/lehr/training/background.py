@@ -99,12 +99,19 @@ def take_memory_as_needed() -> None:
 def start_device() -> "Future[Any] | None":
     """Start the device in a thread: a GPU takes a second, in which the processor can do something else.
 
-    If it fails, the first use of the device will say what is wrong. The device of a scope is left alone.
+    Meanwhile another thread imports what kernels need. If the device fails, its first use will say what is wrong. The
+    device of a scope is left alone.
     """
     if getattr(jax.config, "jax_default_device", None) is not None:
         return None
     take_memory_as_needed()
+    start(kernels.load)
     return start(lambda: jax.block_until_ready(jax.device_put(np.zeros(1, np.float32))))
+
+
+def is_done_within(future: Future, seconds: float) -> bool:
+    """Wait at most so long, and return whether the function has returned."""
+    return future in wait([future], seconds).done
 
 
 def shares_scopes() -> bool:

@@ -14,7 +14,7 @@ from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.files import refuse_link
 from lehr.report.loggers import Progress
-from lehr.training import checkpoint, compile_times, signals
+from lehr.training import background, checkpoint, compile_times, signals
 from lehr.training.checkpoint_files import MEMORY
 from lehr.training.course import Course
 from lehr.training.directory import RunDirectory
@@ -24,6 +24,8 @@ from lehr.training.run_record import Recorded, RunRecord
 from lehr.training.runners import MOST_UPDATES, Interrupted, make_runner
 from lehr.types import TrainState
 
+READ_SECONDS = 0.5
+"""A program that was compiled before is read in less; then the first updates do not wait for anything else."""
 CHUNK_SECONDS = 0.5
 """Target duration of a chunk: how often progress is shown, and how fast the run reacts to a signal."""
 
@@ -240,7 +242,7 @@ class Loop:
                 pending = None
             self._report()
             if self.record.latest:
-                self._prepare_evaluation()
+                self._prepare_evaluation(is_busy=True)
             count = _next_count(max(count, 1), self.pace.seconds, self.record.unit, self.runner.most)
         if pending is not None:
             self._log(self._chunk(*pending))
@@ -262,10 +264,10 @@ class Loop:
         if not self.is_over:
             self.runner.prepare(self.state)
 
-    def _prepare_evaluation(self) -> None:
-        """Begin to compile the evaluation in the background, once."""
+    def _prepare_evaluation(self, is_busy: bool = False) -> None:
+        """Begin to compile the evaluation in the background, once; while training is busy, trace it there, too."""
         if not self.prepared and self.plan.sharding.hosts.count == 1:
-            self.record.prepare(self.state, self.runner.prepare(self.state))
+            self.record.prepare(self.state, self.runner.prepare(self.state), is_busy)
         self.prepared = True
 
     def _compile(self) -> None:
@@ -276,7 +278,7 @@ class Loop:
             self.plan.sharding.hosts.order("begin", updates=self.start)
             with garbage.paused():
                 compiling = self.runner.prepare(self.state)
-                if compiling is not None and not compiling.done():
+                if compiling is not None and not background.is_done_within(compiling, READ_SECONDS):
                     self._prepare_evaluation()
                 self.runner.compile(self.state)
         self.compile_seconds = time.perf_counter() - begin

@@ -75,7 +75,7 @@ class PopulationRecord:
         self.sharding = sharding
         self._evaluation = evaluation_of(plan, state.members, sharding)
 
-    def prepare(self, state: PopulationState, after: Future | None) -> None:
+    def prepare(self, state: PopulationState, after: Future | None, is_busy: bool = False) -> None:
         """Begin to compile the evaluation in the background, unless few cores are busy with the updates.
 
         Then it is compiled once training has settled.

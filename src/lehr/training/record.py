@@ -82,8 +82,11 @@ class Record(Protocol):
         It may stop the run.
         """
 
-    def prepare(self, state: Any, after: Future | None) -> None:
-        """Begin to compile the evaluation in the background, if this record does so; perhaps `after` the updates."""
+    def prepare(self, state: Any, after: Future | None, is_busy: bool = False) -> None:
+        """Begin to compile the evaluation in the background, if this record does so; perhaps `after` the updates.
+
+        While training is busy, the caller should have little to do with it.
+        """
 
     def evaluate(self, state: Any, done: int) -> dict[str, Any]:
         """Evaluate the policy after `done` updates."""

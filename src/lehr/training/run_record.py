@@ -1,6 +1,6 @@
 """The record of a single run: `metrics.jsonl`, TensorBoard and other loggers, the best evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -103,15 +103,20 @@ class RunRecord:
             checkpoint.amend(self.directory.checkpoints, change)
         return found
 
-    def prepare(self, state: TrainState, after: Future | None) -> None:
+    def prepare(self, state: TrainState, after: Future | None, is_busy: bool = False) -> None:
         """Do in the background what the end of the run needs: compile the evaluation, and import matplotlib.
 
         On few cores, that begins after what training waits for.
         """
         if self.plan.run.evaluate_episodes and isinstance(self.evaluator, Evaluator):
             given = self.plan.policy(state).learned, first_copy(state.key), np.uint32(0), np.bool_(True)
-            lowered = jax.jit(partial(_evaluation, self.evaluator)).lower(*given)
-            self.evaluation = background.start(lowered.compile, after if cores.are_few() else None)
+            program = jax.jit(partial(_evaluation, self.evaluator))
+            if is_busy and self.plan.sharding.devices == 1 and background.shares_scopes():
+                shapes = jax.eval_shape(lambda *given: given, *given)  # the arrays are donated meanwhile
+                compiling: Callable[[], Any] = partial(_compiled, program, shapes)
+            else:
+                compiling = program.lower(*given).compile
+            self.evaluation = background.start(compiling, after if cores.are_few() else None)
         if after is not None:
             self.drawing = background.start(curves.load, self.evaluation or after)
 
@@ -219,6 +224,11 @@ class RunRecord:
             if task is not None:
                 task.cancel()  # if it has not begun
         self.loggers.close()
+
+
+def _compiled(program: Any, given: Sequence[Any]) -> Any:
+    """Trace and compile a program for these arguments."""
+    return program.lower(*given).compile()
 
 
 def _evaluation(evaluator: Evaluator, learned: PolicyParameters, key: Key, done: Any, greedy: Any) -> Any:
