@@ -55,6 +55,26 @@ def test_a_file_holds_all_of_it(tmp_path):
     assert read_demonstrations(str(path), SPACES)[1] != digest
 
 
+def test_a_link_is_replaced_and_what_was_there_stays_if_writing_fails(tmp_path, monkeypatch):
+    outside, path = tmp_path / "outside.npz", tmp_path / "demos.npz"
+    outside.write_bytes(b"mine")
+    path.symlink_to(outside)
+    small().save(path)
+    assert outside.read_bytes() == b"mine"
+    assert not path.is_symlink()
+    before = path.read_bytes()
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(InputError, match=r"Cannot write '.*demos\.npz': No space left on device"):
+        small().save(path)
+    assert path.read_bytes() == before
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["demos.npz", "outside.npz"]
+
+
 def test_a_dict_of_observations_has_an_array_for_each_key(tmp_path):
     space = Dict({"image": Box(0, 255, (2, 2, 1), np.uint8), "speed": Box(-1, 1, (1,))})
 

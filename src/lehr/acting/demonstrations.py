@@ -23,6 +23,7 @@ import numpy as np
 
 from lehr.envs.host.base import layout, same_structure
 from lehr.errors import InputError
+from lehr.files import replaced
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Spaces
 from lehr.types import PyTree
 
@@ -86,7 +87,7 @@ class Demonstrations:
         return replace(self, **few, final_obs=final, lengths=self.lengths[:episodes])
 
     def save(self, path: str | Path) -> Path:
-        """Write a file `.npz`; return its path."""
+        """Write a file `.npz`, in place of one of this name or of a link, once it is complete; return its path."""
         place = Path(path)
         if place.suffix != ".npz":
             raise InputError(f"The demonstrations would be saved in '{path}'; give a file name that ends in .npz.")
@@ -94,7 +95,8 @@ class Demonstrations:
         arrays |= dict(_named("obs", self.obs)) | dict(_named("final_obs", self.final_obs))
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(place, **arrays)
+            with replaced(place) as file:
+                np.savez_compressed(file, **arrays)
         except OSError as error:
             raise InputError(
                 f"Cannot write '{path}': {error.strerror or error}; fix that, or choose another file."
