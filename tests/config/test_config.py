@@ -885,6 +885,13 @@ def test_a_huge_number_is_quoted_by_its_size():
     fails("seed is a whole number of 20000 bits; give a whole number such as 64 or 500k.", build, [Base], given)
 
 
+def test_settings_that_could_not_be_read_again_are_not_written(tmp_path):
+    pairs = [[step, 1 / (step + 1)] for step in range(4000)]
+    with pytest.raises(InputError, match=r"All settings together take \d+,\d+ bytes .* learning_rate takes \d+,\d+ of"):
+        to_yaml(tmp_path / "config.yaml", {"env": "CartPole-v1", "learning_rate": pairs})
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_occurs_twice_is_written_twice(tmp_path):
     twice = {"a": 1}
     to_yaml(tmp_path / "config.yaml", {"x": twice, "y": twice})

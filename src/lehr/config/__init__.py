@@ -37,7 +37,7 @@ from lehr.config.fields import (
     count_of,
     describe,
 )
-from lehr.config.files import from_yaml, to_yaml
+from lehr.config.files import checked_yaml, from_yaml, to_yaml
 from lehr.config.flags import add_flags, given_flags, help_of, refuse_unknown
 from lehr.config.spelling import Conversion, Names
 
@@ -55,6 +55,7 @@ __all__ = [
     "build",
     "canonical",
     "check_counts",
+    "checked_yaml",
     "coefficients",
     "count_of",
     "describe",

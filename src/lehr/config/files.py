@@ -11,8 +11,24 @@ from lehr.errors import InputError, quoted, shortened
 
 def to_yaml(path: str | Path, mapping: Mapping[str, Any]) -> None:
     """Write a mapping, such as that of `to_mapping`, with one key per line."""
-    text = yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_bytes(checked_yaml(mapping))
+
+
+def checked_yaml(mapping: Mapping[str, Any]) -> bytes:
+    """Return the content of the file that `to_yaml` writes; raise an error if `from_yaml` would refuse its size."""
+    content = _dumped(mapping)
+    if len(content) > MOST_BYTES:
+        sizes = {name: len(_dumped({name: value})) for name, value in mapping.items()}
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"All settings together take {len(content):,} bytes in a file, of which Lehr reads at most "
+            f"{MOST_BYTES:,}; {largest} takes {sizes[largest]:,} of them: give fewer values, or a shorter text."
+        )
+    return content
+
+
+def _dumped(mapping: Mapping[str, Any]) -> bytes:
+    return yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120).encode()
 
 
 MOST_BYTES = 2**16

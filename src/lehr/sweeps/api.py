@@ -117,6 +117,7 @@ def sweep(
     check_size(wave_size)
     if env is not None:
         read = replace(read, settings=_with_environment(read.settings, env))
+    config.checked_yaml(read.to_mapping())
     made = None if isinstance(env, str) else env
     trainer = _trainer(read, made, progress)
     use_compilation_cache()

@@ -404,6 +404,7 @@ def _writable(path: Path) -> Iterator[None]:
 @garbage.paused()
 def _begin(plan: Plan, directory: RunDirectory, progress_fn: ProgressFunction | None, resumes: bool = False) -> Loop:
     """Create the loop of a run and write everything that a resume needs to its directory."""
+    config.checked_yaml(plan.mapping)  # or the run could be trained, and never read again
     plugins.remember(text for _, text, _ in own_code_in_settings(plan.mapping))
     with _writable(directory.path), contextlib.ExitStack() as undo:
         loop = Loop(plan, directory, progress_fn, resumes)
