@@ -40,6 +40,18 @@ def test_schedules_with_any_number_of_phases_are_evaluated_as_each_alone():
         np.testing.assert_allclose(values[name], one(steps), rtol=1e-5, atol=1e-9, err_msg=name)
 
 
+def decides(step):
+    return 1e-3 if step < 32 else 1e-4
+
+
+@pytest.mark.parametrize("function", [decides, lambda step: np.sin(step), lambda step: float(step)])
+def test_a_function_that_must_know_the_step_is_named_with_its_coefficient(function):
+    coefficients = bundle({"learning_rate": schedule(function, TOTAL)})
+    assert coefficients.others["learning_rate"](40) == pytest.approx(function(40))  # as a user of it on the host does
+    with pytest.raises(InputError, match=r"^learning_rate: <function .*> cannot be compiled, .*; write jnp\.where"):
+        evaluated(coefficients)
+
+
 def test_controllers_and_functions_stand_beside_schedules():
     given = {
         **schedules(),

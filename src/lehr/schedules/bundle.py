@@ -41,7 +41,12 @@ class Coefficients:
 
     def values(self, states: Mapping[str, Any], clock: Steps) -> dict[str, jax.Array]:
         """Return the coefficients for this update: a float32 `[]` for each name."""
-        found = {name: other.value(states[name], clock) for name, other in self.others.items()}
+        found: dict[str, Any] = {}
+        for name, other in self.others.items():
+            try:
+                found[name] = other.value(states[name], clock)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
         if self.scheduled is not None:
             together = jax.vmap(lambda one: one(clock))(self.scheduled)
             found |= {name: together[index] for index, name in enumerate(self.names)}

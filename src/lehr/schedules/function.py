@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lehr.errors import InputError, quoted
+from lehr.errors import InputError, quoted, shortened
 from lehr.schedules.phases import Position, check_total
 from lehr.schedules.schedule import Schedule
 from lehr.schedules.steps import Steps
@@ -69,13 +69,23 @@ class FunctionSchedule:
     def __call__(self, step: Any) -> Any:
         """Evaluate: a number gives a float, an array of steps an array, a traced step whatever the function returns."""
         if isinstance(step, Steps):
-            return jnp.asarray(self.function(step.high + step.low), jnp.float32)
+            return self._compiled(step)
         if isinstance(step, np.ndarray | list | tuple):
             steps = np.asarray(step)
             return np.array([self(number) for number in steps.ravel().tolist()]).reshape(steps.shape)
         if isinstance(step, int | float | np.number):
             return self._checked(step)
         return self.function(step)
+
+    def _compiled(self, step: Steps) -> jax.Array:
+        try:
+            return jnp.asarray(self.function(step.high + step.low), jnp.float32)
+        except jax.errors.JAXTypeError as error:  # such as Python's `if` on the step
+            told = shortened(str(error).splitlines()[0], 160)
+            raise InputError(
+                f"{self} cannot be compiled, since it needs to know the step, for example in an 'if' ({told}); write "
+                "jnp.where(step < 1000, a, b), or a text such as '1e-3 until 1k, 1e-4'."
+            ) from None
 
     def _checked(self, step: Any) -> float:
         if not 0 <= step < math.inf:
