@@ -163,6 +163,15 @@ def test_an_episode_goes_on_in_the_next_rollout(chunk):
     np.testing.assert_allclose(scaling.returns, np.where(done[-1], 0.0, returns[-1]), rtol=1e-4)
 
 
+def test_the_scaling_keeps_its_dtypes_in_double_precision_too():
+    with jax.enable_x64(True):
+        before = initial_scaling(2)
+        rewards, done = jnp.ones((3, 2), jnp.float32), jnp.zeros((3, 2), bool)
+        after, scaled = scale_rewards(before, rewards, done, jnp.float32(0.9))
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, before)
+    assert scaled.dtype == jnp.float32
+
+
 def test_a_broken_reward_is_seen_once_and_forgotten():
     rewards, done = (jnp.asarray(x) for x in rewards_and_ends(4))
     scaling, scaled = scale_rewards(initial_scaling(4), rewards.at[1, 2].set(jnp.nan), done, 0.9)

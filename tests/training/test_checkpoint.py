@@ -671,6 +671,14 @@ def test_each_difference_to_the_template_is_named(tmp_path, template, sentence):
     )
 
 
+@pytest.mark.parametrize(("saves", "word"), [(True, "with"), (False, "without")])
+def test_double_precision_that_is_on_or_off_is_told(tmp_path, saves, word):
+    with jax.enable_x64(saves):
+        path = checkpoint.save(tmp_path, {"w": jnp.zeros(2, float)}, 1, {})
+    with jax.enable_x64(not saves), pytest.raises(InputError, match=f"was saved {word} JAX_ENABLE_X64=1; use it like"):
+        checkpoint.load(path, {"w": jnp.zeros(2, float)})
+
+
 def test_keys_of_another_kind_do_not_fit(tmp_path):
     path = checkpoint.save(tmp_path, jax.random.key(0), 1, {})
     with pytest.raises(InputError, match=r"Leaf \. is key<fry>\[\], expected key<rbg>\[\]\."):

@@ -149,7 +149,7 @@ class RewardScaling:
 
 def initial_scaling(environments: int) -> RewardScaling:
     """Return the scaling before the first reward."""
-    return RewardScaling(jnp.zeros(environments), initial_statistics(jnp.zeros(())))
+    return RewardScaling(jnp.zeros(environments, jnp.float32), initial_statistics(jnp.zeros((), jnp.float32)))
 
 
 def scale_rewards(

@@ -116,9 +116,12 @@ def check_fits(path: Path, saved: list[dict[str, Any]], wanted: dict[str, Any]) 
     if differences:
         more = len(differences) - _MOST_DIFFERENCES
         shown = [*differences[:_MOST_DIFFERENCES], *([f"{more} more leaves differ."] if more > 0 else [])]
-        raise MisfitError(
-            f"The checkpoint '{path}' does not match. {' '.join(shown)} Use the settings that it was saved with."
-        )
+        pairs = {(there.get(name, text).partition("[")[0], text.partition("[")[0]) for name, text in here.items()}
+        cure = "Use the settings that it was saved with."
+        for saved_with, pair in ((True, ("float64", "float32")), (False, ("float32", "float64"))):
+            if pair in pairs:
+                cure = f"It was saved {'with' if saved_with else 'without'} JAX_ENABLE_X64=1; use it likewise."
+        raise MisfitError(f"The checkpoint '{path}' does not match. {' '.join(shown)} {cure}")
 
 
 def _leaf_text(described: dict[str, Any]) -> str:
