@@ -34,6 +34,7 @@ KINDS = {
     "unbounded": (VECTOR, Box(-np.inf, np.inf, (2,)), {"shared": True, "activation": "elu", "hidden_sizes": ()}, False),
     "multi-discrete": (MIXED, MultiDiscrete((2, 4)), {"actor_obs": ("gear", "place", "switch")}, True),
     "masked": (Dict({"action_mask": Box(0, 1, (2, 4), np.int8), "seen": VECTOR}), MultiDiscrete((2, 4)), {}, True),
+    "half precision": (Box(-3, 3, (5,), np.float16), BOUNDED, {}, True),
     "lstm": (VECTOR, Discrete(3), {"torso": "lstm"}, False),
     "gru": (VECTOR, BOUNDED, {"torso": "gru", "critic_torso": "mlp"}, True),
     "mingru": (VECTOR, Discrete(3), {"torso": "mingru", "shared": True}, False),

@@ -10,6 +10,7 @@ An operation takes values by name and gives one. `add_actor` appends the operati
 | `layer_norm` | `x, scale, bias` normalised over the last axis, with `epsilon` |
 | `convolve` | `x, kernel, bias`: `[N, H, W, C]` with a kernel `[h, w, C, F]` and a `stride`, without padding |
 | `to_float` | float32 |
+| `round_to_half` | float32 with the precision of float16 |
 | `one_hot` | integers `[...]` to float32 `[..., size]` |
 | `flatten` | `[N, ...]` to `[N, size]` |
 | `slice` | entries `begin` to `end` of the last axis |

@@ -45,6 +45,7 @@ OPERATIONS = {
     "layer_norm": _layer_norm,
     "convolve": _convolve,
     "to_float": lambda x: x.astype(np.float32),
+    "round_to_half": lambda x: x.astype(np.float16).astype(np.float32),
     "one_hot": lambda x, size: (x[..., None] == np.arange(size)).astype(np.float32),
     "flatten": lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
     "slice": lambda x, begin, end: x[..., begin:end],

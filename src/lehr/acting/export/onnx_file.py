@@ -97,6 +97,10 @@ class _Model:
     def _to_float(self, output: str, x: str) -> None:
         self._node("Cast", (x,), output, to=self.onnx.TensorProto.FLOAT)
 
+    def _round_to_half(self, output: str, x: str) -> None:
+        half = self._node("Cast", (x,), f"{output}_half", to=self.onnx.TensorProto.FLOAT16)
+        self._to_float(output, half)
+
     def _one_hot(self, output: str, x: str, size: int) -> None:
         column = self._node("Unsqueeze", (x, self._constant([-1])), f"{output}_column")
         whole = self._node("Cast", (column,), f"{output}_whole", to=self.onnx.TensorProto.INT64)

@@ -65,9 +65,13 @@ def _add_observation(graph: Graph, policy: Policy, statistics: Any) -> dict[tupl
         graph.inputs.append(Input(name, path, shape, str(np.dtype(dtype))))
         if normalises and np.dtype(dtype).kind == "f":
             mean, variance = jax.tree.leaves(means)[index], jax.tree.leaves(variances)[index]
+            if dtype != np.float32:
+                name = graph.add("to_float", name)
             shifted = graph.add("subtract", name, mean)
             scaled = graph.add("divide", shifted, np.sqrt(variance + np.float32(EPSILON)))
             name = graph.add("minimum", graph.add("maximum", scaled, np.array(-CLIP)), np.array(CLIP))
+            if dtype == np.float16:  # normalising keeps the dtype
+                name = graph.add("round_to_half", name)
         observed[path] = name
     return observed
 
