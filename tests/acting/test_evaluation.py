@@ -103,6 +103,20 @@ def test_greedy_and_sampled_share_one_compiled_program(count_traces, monkeypatch
     assert traces == counted.traces <= 2
 
 
+def test_what_is_no_number_of_episodes_or_seed_is_refused():
+    policy, env = policy_of("CartPole-v1")
+    for given, sentence in (
+        ({"episodes": 0}, "episodes is 0; give a whole number, 1 or more"),
+        ({"episodes": -1}, "episodes is -1; give a whole number"),
+        ({"episodes": 2.5}, "episodes is 2.5; give a whole number"),
+        ({"episodes": True}, "episodes is True; give a whole number"),
+        ({"seed": 2**64}, "seed is 18446744073709551616; give a whole number, of at most 64 bits"),
+    ):
+        for call in (lehr.evaluate, lehr.record):
+            with pytest.raises(lehr.InputError, match=sentence):
+                call(policy, env, **given)
+
+
 def test_an_environment_is_given_by_its_name_too():
     policy, env = policy_of("CartPole-v1")
     assert lehr.evaluate(policy, "CartPole-v1", 4).lengths.tolist() == lehr.evaluate(policy, env, 4).lengths.tolist()

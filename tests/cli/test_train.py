@@ -646,6 +646,9 @@ def test_play_cuts_a_long_episode_and_keeps_the_film_with_the_run(copied, monkey
     assert "must end in .gif, .mp4 or .html" in mistake("play", copied, "--out", copied / "play.avi")
     assert mistake("play", copied, "--max-steps", "0") == "--max-steps is 0; it must be 1 or more."
     assert mistake("play", copied, "--imagine", "0") == "--imagine is 0; it must be 1 or more."
+    for command in ("play", "eval", "record"):
+        sentence = f"--seed is {2**64}; give a whole number of at most 64 bits."
+        assert mistake(command, copied, "--seed", str(2**64)) == sentence
     monkeypatch.undo()
     assert mistake("play", copied, "--imagine", "3") == (
         "The algorithm of this run has no model of the environment, so it imagines nothing; leave out --imagine, or "

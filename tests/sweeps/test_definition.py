@@ -373,6 +373,7 @@ def test_bad_parameters(parameters, message):
         ({"seeds": 0}, "seeds is 0; give a whole number, from 1"),
         ({"seeds": []}, "seeds is an empty list"),
         ({"seeds": [1, 2, 1]}, "seeds has 1 twice"),
+        ({"seeds": [7, 2**32 + 7]}, "seeds has 7 and 4294967303, which are the same run"),
         ({"seeds": [0.5]}, "one of seeds is 0.5; give a whole number"),
         ({"seeds": [2**63]}, "one of seeds is 9223372036854775808; give a whole number"),
         ({"parameters": {"clip_range": [0.1, 0.2]}}, "samples is 4, but the parameters have only 2 combinations"),

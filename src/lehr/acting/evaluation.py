@@ -11,7 +11,7 @@ import numpy as np
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.envs import AnyEnvironment, Environment, EpisodeStatistics, HostEnvironment, make
 from lehr.envs.host.base import HostBatch, ask, begin, check_obs, check_step, own
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
 from lehr.spaces import Box, Dict, Space
 from lehr.types import Key
 
@@ -207,8 +207,17 @@ def evaluate(
         seed: random seed of the environments and of sampled actions.
         greedy: take the most likely action instead of sampling.
     """
+    check_episodes(episodes, seed)
     made = checked_env(policy, env)
     return make_evaluator(made, policy.program, episodes)(policy.learned, jax.random.key(seed), greedy)
+
+
+def check_episodes(episodes: Any, seed: Any) -> None:
+    """Refuse a number of episodes or a seed that is none."""
+    for name, given, least, most in (("episodes", episodes, 1, 2**31 - 1), ("seed", seed, -(2**63), 2**63 - 1)):
+        if isinstance(given, bool) or not isinstance(given, int | np.integer) or not least <= given <= most:
+            limits = f"{least} or more" if least > 0 else "of at most 64 bits"
+            raise InputError(f"{name} is {quoted(given)}; give a whole number, {limits}.")
 
 
 def checked_env(policy: Policy, env: str | AnyEnvironment) -> AnyEnvironment:

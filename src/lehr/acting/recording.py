@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.acting.demonstrations import Demonstrations, joined
-from lehr.acting.evaluation import MOST_STEPS, TOGETHER, checked_env
+from lehr.acting.evaluation import MOST_STEPS, TOGETHER, check_episodes, checked_env
 from lehr.acting.policy import Policy, PolicyParameters, PolicyProgram
 from lehr.envs import AnyEnvironment, Environment, HostEnvironment
 from lehr.envs.host.base import ask, check_obs, check_step, own
-from lehr.errors import InputError
 from lehr.types import Key, PyTree
 
 CHUNK = 128
@@ -51,8 +50,7 @@ def record(
         greedy: take the most likely action instead of sampling.
         out: a file `.npz` to write; see `lehr.acting.demonstrations` for its layout.
     """
-    if episodes < 1:
-        raise InputError(f"episodes is {episodes}; it must be 1 or more.")
+    check_episodes(episodes, seed)
     key, made = jax.random.key(seed), checked_env(policy, env)
     if isinstance(made, HostEnvironment):
         steps, quota = _on_host(made, policy, episodes, key, greedy)

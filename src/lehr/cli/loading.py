@@ -7,7 +7,7 @@ from lehr import plugins
 from lehr.cli import add_trust, find_own_code
 from lehr.envs import AnyEnvironment, make
 from lehr.envs.registry import full_name
-from lehr.errors import InputError
+from lehr.errors import InputError, quoted
 from lehr.training import settings_file
 from lehr.training.api import Result, check_trust
 from lehr.training.directory import RunDirectory
@@ -53,6 +53,13 @@ def add_episodes(parser: argparse.ArgumentParser, default: int) -> None:
 
 
 def check_episodes(arguments: argparse.Namespace) -> None:
-    """Refuse less than one episode."""
+    """Refuse less than one episode, and what is no seed."""
     if arguments.episodes < 1:
         raise InputError(f"--episodes is {arguments.episodes}; it must be 1 or more.")
+    check_seed(arguments)
+
+
+def check_seed(arguments: argparse.Namespace) -> None:
+    """Refuse a seed of more than 64 bits."""
+    if not -(2**63) <= arguments.seed < 2**63:
+        raise InputError(f"--seed is {quoted(arguments.seed)}; give a whole number of at most 64 bits.")

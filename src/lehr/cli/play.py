@@ -13,7 +13,7 @@ import numpy as np
 from lehr.acting.agent import observed
 from lehr.acting.policy import Policy
 from lehr.cli import output
-from lehr.cli.loading import add_run, load_environment, load_run
+from lehr.cli.loading import add_run, check_seed, load_environment, load_run
 from lehr.envs import Environment, HostEnvironment
 from lehr.envs.host.base import ask, own
 from lehr.errors import InputError
@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
         given = getattr(arguments, name)
         if given is not None and given < 1:
             raise InputError(f"--{name.replace('_', '-')} is {given}; it must be 1 or more.")
+    check_seed(arguments)
     wanted = None if arguments.out is None else Path(arguments.out)
     if wanted is not None:
         film.check_file(wanted)

@@ -176,9 +176,17 @@ def read_seeds(given: Any) -> tuple[int, ...]:
     if not given:
         raise InputError("seeds is an empty list; give at least one seed, or a number of seeds.")
     seeds = tuple(whole_number("one of seeds", seed, least=-(2**63)) for seed in given)
-    for index, seed in enumerate(seeds):
-        if seed in seeds[:index]:
+    known: dict[int, int] = {}
+    for seed in seeds:
+        other = known.get(seed % 2**32)
+        if other == seed:
             raise InputError(f"seeds has {seed} twice, which would train the same run twice; remove one.")
+        if other is not None:
+            raise InputError(
+                f"seeds has {other} and {seed}, which are the same run, since the lowest 32 bits of a seed count; "
+                "remove one."
+            )
+        known[seed % 2**32] = seed
     return seeds
 
 

@@ -64,7 +64,7 @@ class RunConfig:
     ] = 500_000
     """Budget in env steps."""
     seed: int = 0
-    """Random seed."""
+    """Random seed, of which the lowest 32 bits count."""
     action_repeat: int = 1
     """Env steps that each action is repeated for; all of them count toward the budget."""
     frame_stack: Annotated[int, Names(("n_stack", "framestack", "num_stack"))] = 1
