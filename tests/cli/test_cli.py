@@ -243,6 +243,28 @@ def test_list_suites_names_some_environments_of_those_that_are_installed(capsys,
         assert rows[missing][-1].startswith("not installed: pip install")
 
 
+def test_suites_are_listed_where_none_is_installed():
+    code = """
+import sys
+from lehr.plugins import ADAPTERS
+for package in {package for _, package in ADAPTERS.values()} | {"minari", "mujoco"}:
+    sys.modules[package] = None
+from lehr.cli import main
+sys.exit(main(["list", "suites"]))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rows = table(found.stdout, "prefix")
+    assert [row[0] for row in rows] == [f"{prefix}:" for prefix in ADAPTERS]
+    assert all(row[-1].startswith("not installed: pip install") for row in rows)
+
+
+def test_a_suite_that_cannot_be_imported_does_not_hide_the_others(capsys, monkeypatch):
+    monkeypatch.setattr("lehr.envs.suites.gymnax.names", lambda: {}["of another version"])
+    rows = {row[0]: row for row in table(run(capsys, "list", "suites"), "prefix")}
+    assert rows["gymnax:"][-1] == "broken: KeyError: 'of another version'"
+    assert "in total)" in rows["gym:"][-1]
+
+
 def test_list_mistakes(capsys):
     assert mistake(capsys, "list", "coeficients") == "There is no list of 'coeficients'; did you mean 'coefficients'?"
     assert mistake(capsys, "list", "coefficients", "x") == "Unexpected argument 'x'; see 'lehr list --help'."

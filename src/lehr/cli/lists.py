@@ -87,6 +87,8 @@ def _suites(arguments: argparse.Namespace) -> Rows:
             shown = ", ".join(names[:3]) + (f", ... ({len(names)} in total)" if len(names) > 3 else "")
         except InputError as error:
             shown = f"not installed: {str(error).partition(': ')[2]}"
+        except Exception as error:  # a suite that its other packages do not fit must not hide the others
+            shown = f"broken: {shortened(f'{type(error).__name__}: {error}', 60)}"
         rows.append([f"{prefix}:", package, shown])
     return rows
 

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lehr import spaces
-from lehr.envs.host import turn_taking
 from lehr.envs.host.answers import checked
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, says_it_renders
 from lehr.envs.host.gym import LONGEST_LOG
@@ -83,6 +82,8 @@ class Parallel(HostEnvironment):
     @functools.cached_property
     def one(self) -> Any:
         """A single environment, to inspect its agents and their spaces."""
+        from lehr.envs.host import turn_taking  # which imports Gymnasium
+
         env = _in_parallel(self.build())
         shape = _quietly(turn_taking.mask_shape, env) if getattr(env, "possible_agents", ()) else None
         return env if shape is None else turn_taking.InfoMasks(env, shape)
@@ -141,6 +142,8 @@ class Parallel(HostEnvironment):
 
     def _like_one(self, env: Any) -> Any:
         """Convert an environment as `one` was."""
+        from lehr.envs.host import turn_taking
+
         env = _in_parallel(env)
         return turn_taking.InfoMasks(env, self.one.mask_shape) if isinstance(self.one, turn_taking.InfoMasks) else env
 
@@ -342,6 +345,8 @@ def _action(space: Any, action: np.ndarray) -> Any:
 
 def _in_parallel(env: Any) -> Any:
     """Convert an environment whose agents act in turn."""
+    from lehr.envs.host import turn_taking
+
     return _quietly(turn_taking.Turns, env) if hasattr(env, "agent_iter") else env
 
 
