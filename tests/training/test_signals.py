@@ -9,8 +9,11 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
+import lehr
+from lehr.acting.evaluation import HostEvaluator
 from lehr.training import signals
 from tests.small import SMALL
 
@@ -86,6 +89,48 @@ def test_a_second_ctrl_c_ends_a_run_whose_environment_hangs(algorithm, fault, se
     assert "Traceback" not in text
     assert "lehr: interrupted." in text or "lehr: ended at once" in text
     assert (tmp_path / "run" / "checkpoints").is_dir()
+
+
+def test_a_signal_stops_the_last_evaluation_on_the_host(tmp_path, monkeypatch, caplog):
+    steps, evaluates = [], HostEvaluator.__call__
+
+    def evaluate(self, learned, key, greedy):
+        self.env = Signalling(self.env, steps)
+        return evaluates(self, learned, key, greedy)
+
+    monkeypatch.setattr(HostEvaluator, "__call__", evaluate)
+    settings = {**SMALL, "evaluate_episodes": 50, "run_dir": tmp_path / "run", "progress": False}
+    run = lehr.train("ppo", "gym:CartPole-v1", **settings)
+    assert "The last evaluation was stopped by a signal" in caplog.text
+    assert len(steps) == 3  # the signal came in the third step
+    assert "evaluate/return" not in run.final
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["status"] == "finished"
+    assert run.state.updates == lehr.load(run.run_dir).state.updates > 0
+    assert np.isfinite(lehr.evaluate(run, episodes=2).returns).all()
+
+
+class Signalling:
+    """An environment that gets SIGTERM in its third step."""
+
+    def __init__(self, env, steps):
+        self.env, self.steps = env, steps
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def start(self, *given):
+        batch = self.env.start(*given)
+        step = batch.step
+
+        def counted(action):
+            self.steps.append(action)
+            if len(self.steps) == 3:
+                signal.raise_signal(signal.SIGTERM)
+            return step(action)
+
+        batch.step = counted
+        return batch
 
 
 def test_a_run_that_ends_in_time_is_left_alone(monkeypatch):

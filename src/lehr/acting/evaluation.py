@@ -1,5 +1,6 @@
 """Evaluate a policy over whole episodes, in parallel environments."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -141,11 +142,17 @@ def _run(evaluator: Evaluator, learned: PolicyParameters, key: Key, greedy: jax.
     return returns, lengths
 
 
+class EvaluationStopped(Exception):
+    """Somebody asked an evaluation to stop."""
+
+
 class HostEvaluator:
     """Runs whole episodes on the host, in a few parallel environments."""
 
     def __init__(self, env: HostEnvironment, policy: PolicyProgram, episodes: int) -> None:
         self.env, self.policy, self.episodes = env, policy, episodes
+        self.stops: Callable[[], bool] = lambda: False
+        """Asked before every step; the evaluation then raises `EvaluationStopped`."""
 
     def __call__(self, learned: PolicyParameters, key: Key, greedy: bool) -> EpisodeResults:
         """Run the episodes, with the most likely actions or with sampled ones."""
@@ -169,6 +176,8 @@ class HostEvaluator:
         found: list[tuple[float, int]] = []
         step = 0
         while left.any() and step < MOST_STEPS:
+            if self.stops():
+                raise EvaluationStopped
             step += 1
             drawn = None if greedy else jax.random.fold_in(key, step)
             carry, action = policy.step_on_device(carry, own(self.env, obs), reset, drawn)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lehr import garbage
+from lehr.acting.evaluation import EvaluationStopped
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.errors import InputError
 from lehr.files import refuse_link
@@ -333,7 +334,12 @@ class Loop:
         is_end = self.done == self.course.next_end(self.done - 1)
         if is_end or (self._evaluate_interval is not None and self.done % self._evaluate_interval == 0):
             try:
-                found = self._evaluate()
+                found = self._evaluate(is_end)
+            except EvaluationStopped:
+                self.warn(
+                    "The last evaluation was stopped by a signal, so the run has no evaluated return; lehr eval "
+                    f"'{self.directory.path}' evaluates its policy."
+                )
             except EnvironmentFailed as error:
                 where = f"The last good state is saved in '{self.directory.path}'."
                 self.verdict.fail(RunFailed(f"The evaluation failed: {error} {where}"))
@@ -344,10 +350,15 @@ class Loop:
             self.save()
         self.elapsed = time.perf_counter() - self.begin  # exclude the event from the next chunk's speed
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _evaluate(self, is_end: bool) -> dict[str, Any]:
+        """Evaluate the policy; a signal stops the last evaluation of a run, after which nothing depends on it."""
         episodes = self.plan.run.evaluate_episodes
+        may_stop = is_end and self.plan.sharding.hosts.count == 1
         with self.progress.waiting(f"evaluating {episodes} episodes", plain=False):
-            return self.record.evaluate(self.state, self.done)
+            return self.record.evaluate(self.state, self.done, self._has_signal if may_stop else None)
+
+    def _has_signal(self) -> bool:
+        return (self.verdict.stop_reason or "").startswith("signal")
 
     def save(self) -> None:
         """Sync the metrics and save a checkpoint of the current state, unless it is saved already."""

@@ -83,7 +83,9 @@ class PopulationRecord:
         if self.plan.run.evaluate_episodes and not cores.are_few():
             self._evaluation()
 
-    def evaluate(self, state: PopulationState, done: int) -> dict[str, np.ndarray]:
+    def evaluate(
+        self, state: PopulationState, done: int, stops: Callable[[], bool] | None = None
+    ) -> dict[str, np.ndarray]:
         """Evaluate the members, each as a run of its own would be, and save those that do not keep their places."""
         ended = self.course.ended(state)
         if self.plan.run.evaluate_episodes == 0 or (ended is not None and not ended.any()):

@@ -1,6 +1,7 @@
 """The protocol of records: what the loop tells of its updates, to be written down."""
 
 import collections
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -88,8 +89,8 @@ class Record(Protocol):
         While training is busy, the caller should have little to do with it.
         """
 
-    def evaluate(self, state: Any, done: int) -> dict[str, Any]:
-        """Evaluate the policy after `done` updates."""
+    def evaluate(self, state: Any, done: int, stops: Callable[[], bool] | None = None) -> dict[str, Any]:
+        """Evaluate the policy after `done` updates; raise `EvaluationStopped` as soon as `stops` says so, if it can."""
 
     def is_best(self, evaluation: dict[str, Any], done: int) -> bool:
         """Whether this is the best evaluation so far; also stop the run if it reaches the target return."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from lehr.acting.evaluation import EpisodeResults, Evaluator, evaluation_metrics, make_evaluator
+from lehr.acting.evaluation import EpisodeResults, Evaluator, HostEvaluator, evaluation_metrics, make_evaluator
 from lehr.acting.policy import PolicyParameters
 from lehr.files import refuse_link
 from lehr.report import curves
@@ -120,8 +120,13 @@ class RunRecord:
         if after is not None:
             self.drawing = background.start(curves.load, self.evaluation or after)
 
-    def evaluate(self, state: TrainState, done: int) -> dict[str, float]:
-        """Evaluate the current policy and return the metrics, which are logged with the last update's."""
+    def evaluate(self, state: TrainState, done: int, stops: Callable[[], bool] | None = None) -> dict[str, float]:
+        """Evaluate the current policy and return the metrics, which are logged with the last update's.
+
+        On the host, where episodes may take long, `stops` is asked between their steps.
+        """
+        if stops is not None and isinstance(self.evaluator, HostEvaluator):
+            self.evaluator.stops = stops
         if self.plan.run.evaluate_episodes == 0:
             return {}
         learned, key = self.plan.policy(state).learned, first_copy(state.key)
