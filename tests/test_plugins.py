@@ -139,3 +139,15 @@ def test_the_suggested_name_of_a_class_can_be_imported(folder):
         envs.make("my-maze.py")
     with pytest.raises(InputError, match="'a folder' is not a Python name; rename it, for example to 'a_folder'"):
         envs.make("a folder/mazes.py:Maze")
+
+
+@pytest.mark.parametrize(("missing", "package"), [("gymnasium", "lehr[gym]"), ("no_such_package", "no_such_package")])
+def test_a_package_that_the_user_s_module_needs_is_named(folder, monkeypatch, missing, package):
+    (folder / "needy.py").write_text(f"import {missing}\nclass Maze: pass\n")
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(InputError) as found:
+        plugins.import_object("needy:Maze", "environment")
+    assert str(found.value) == (
+        f"The environment 'needy:Maze' needs the package {missing}, which is not installed: pip install '{package}'."
+    )

@@ -159,6 +159,14 @@ def import_object(reference: str, what: str) -> Any:
         for name in path.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError) as error:
+        missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+        if missing and not f"{module}.".startswith(f"{missing}."):
+            root = missing.partition(".")[0]
+            package = next((f"lehr[{extra}]" for extra, (_, theirs) in ADAPTERS.items() if theirs == root), root)
+            raise InputError(
+                f"The {what} {quoted(reference)} needs the package {root}, which is not installed: pip install "
+                f"'{package}'."
+            ) from error
         raise InputError(
             f"The {what} {quoted(reference)} could not be imported ({error}); give 'module:Name' with a module that "
             "Python finds and a name in it."

@@ -25,10 +25,11 @@ from lehr.algorithms import ppo
 from lehr.cli import COMMANDS, main
 from lehr.cli.play import episode
 from lehr.cli.summary import _next, print_summary
-from lehr.envs import Environment
+from lehr.envs import Environment, registry
 from lehr.networks import NetworkConfig
 from lehr.report.loggers.jsonl import read
 from lehr.spaces import Box, Discrete
+from lehr.training.api import own_code_in_settings
 from lehr.training.directory import RunDirectory
 from lehr.training.plan import RunConfig, make_plan
 from lehr.types import Timestep
@@ -102,7 +103,7 @@ def test_train_says_what_it_does_and_what_came_of_it(trained):
     assert f"greedy {spread}, sampled {final['evaluate/return_sampled']:.4g}" in out
     assert "(mean return ± std over 2 episodes)" in out
     assert "finished after 4.10k of 4.10k env steps\n" in out
-    assert re.search(r"^time +\d+:\d\d, [\d.]+k? steps/s$", out, re.M)
+    assert re.search(r"^time +\d+:\d\d to the last update; [\d.]+k? steps/s in training$", out, re.M)
     assert f"lehr resume {path} --total-steps 8192\n" in out
     assert f"lehr play {path}\n" in out
     for name in ("curve.png", "metrics.jsonl"):
@@ -467,6 +468,14 @@ def test_what_is_recommended_after_a_run_with_own_code_is_not_refused(copied):
         f"lehr resume {copied} --total-steps {2 * own.config['total_steps']} --trust",
         f"lehr play {copied} --trust",
     ]
+
+
+def test_an_environment_that_this_process_registered_is_own_code_in_the_next(copied, monkeypatch):
+    found = lehr.load(copied)
+    own = replace(found, config={**found.config, "env": "my_tasks:Pole-v9"})
+    monkeypatch.setattr(registry, "_is_registered", lambda module, name: (module, name) == ("my_tasks", "Pole-v9"))
+    assert not [*own_code_in_settings(own.config)]
+    assert all(command.endswith(" --trust") for command in _next(own, own.final))
 
 
 def test_own_code_may_be_named_by_its_file(tmp_path, monkeypatch):

@@ -33,7 +33,9 @@ def print_summary(result: Result) -> None:
         facts["evaluation"] = f"greedy {greedy}, sampled {sampled} ({what} {episodes} episodes)"
     if "time/elapsed" in final:
         rate = np.nanmedian(result.metrics["time/steps_per_second"])
-        facts["time"] = f"{duration(final['time/elapsed'])}, {short_number(rate)} steps/s"
+        facts["time"] = (
+            f"{duration(final['time/elapsed'])} to the last update; {short_number(rate)} steps/s in training"
+        )
     normalised = [what for what in ("observations", "rewards") if result.config[f"normalise_{what}"]]
     if normalised:
         facts["normalised"] = " and ".join(normalised)
@@ -130,7 +132,7 @@ def _next(result: Result, final: dict[str, float]) -> list[str]:
     from lehr.report import film
 
     name, total = shlex.quote(str(result.run_dir)), result.config["total_steps"]
-    trust = trust_flag(own_code_in_settings(result.config))
+    trust = trust_flag(own_code_in_settings(result.config, elsewhere=True))
     unfinished = final["env_steps"] < total
     hosts = f" {option()}" if jax.process_count() > 1 else ""
     longer = "" if unfinished else f" --total-steps {2 * total}"

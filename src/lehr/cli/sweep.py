@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -212,7 +213,8 @@ def _summarise(result: SweepResult) -> None:
     if results.halved is not None:
         facts["halving"] = _halved(results.halved, result.definition.space.total_steps)
     report = result.directory / "report.html"
-    facts["report"] = str(report) if report.exists() else "none; install lehr[sweeps], then run 'lehr sweep report'"
+    later = f"none; pip install 'lehr[sweeps]', then run: lehr sweep report {shlex.quote(str(result.directory))}"
+    facts["report"] = str(report) if report.exists() else later
     if result.seconds:
         facts["time"] = f"{result.seconds:.1f} s, of which {result.compile_seconds:.1f} s compiling"
     if np.isnan(ranking.worst):

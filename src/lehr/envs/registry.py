@@ -116,8 +116,10 @@ def registered(factory: Any) -> dict[str, int | None]:
     return {name: entry.max_steps for name, entry in _registry.items() if entry.factory is factory}
 
 
-def own_code(env: str) -> str | None:
+def own_code(env: str, elsewhere: bool = False) -> str | None:
     """Return the module outside of Lehr and its suites that `make(env)` would import, or `None`.
+
+    What this process has registered need not be imported, except `elsewhere`, in another process.
 
     >>> own_code("brax:ant"), own_code("CartPole-v1"), own_code("my_package.tasks:Maze")
     (None, None, 'my_package.tasks')
@@ -125,7 +127,9 @@ def own_code(env: str) -> str | None:
     'my_package'
     """
     prefix, colon, name = env.partition(":")
-    if env in _registry or not colon or plugins.is_lehrs(prefix) or _is_registered(prefix, name):
+    if not colon or plugins.is_lehrs(prefix):
+        return None
+    if not elsewhere and (env in _registry or _is_registered(prefix, name)):
         return None
     if prefix not in ADAPTERS:
         return prefix

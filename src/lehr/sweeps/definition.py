@@ -219,9 +219,9 @@ class Definition:
 
     @property
     def own_code(self) -> Iterator[tuple[str, str, str]]:
-        """What it names from outside Lehr and its suites, as `own_code_in_settings` has it."""
+        """What it names from outside Lehr and its suites, which another process would have to import."""
         for part in _parts(self.to_mapping()):
-            yield from api.own_code_in_settings(part)
+            yield from api.own_code_in_settings(part, elsewhere=True)
 
     def is_static(self, key: str) -> bool:
         """Whether a parameter is not a coefficient, so that runs that differ in it are different programs."""

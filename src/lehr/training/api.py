@@ -341,16 +341,20 @@ def check_trust(
             plugins.refuse_untrusted(what, text, module, where, is_option=what in options)
 
 
-def own_code_in_settings(found: Mapping[str, Any], named: Any = None) -> Iterator[tuple[str, str, str]]:
+def own_code_in_settings(
+    found: Mapping[str, Any], named: Any = None, elsewhere: bool = False
+) -> Iterator[tuple[str, str, str]]:
     """Find the settings that would run code from outside Lehr and its suites: their name, their text, and the module.
 
     Args:
         found: the settings.
         named: the environment or its name, if the user gave it.
+        elsewhere: in another process, which has not registered the environments of this one.
     """
     settings = config.merge([RunConfig], {}, found)  # as `build` reads them
     env, parameters = str(settings.pop("env", "")), settings.pop("env_parameters", None)
-    if (named is None or (isinstance(named, str) and named != env)) and (module := own_code(env)) is not None:
+    is_other = named is None or (isinstance(named, str) and named != env)
+    if is_other and (module := own_code(env, elsewhere)) is not None:
         yield "env", env, module
     if (module := own_code_in(parameters)) is not None:
         yield "env_parameters", str(parameters), module

@@ -463,3 +463,14 @@ def test_a_run_learns_and_is_evaluated(module, tmp_path):
     idle = sum(step.reward.mean() for step in (batch.step(np.zeros((96, 2), np.float32)) for _ in range(20)))
     assert result.final["evaluate/return"] > 2 * idle
     assert result.final["evaluate/length"] > 19
+
+
+def test_a_package_that_a_family_needs_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    monkeypatch.delitem(sys.modules, "pettingzoo.classic.tictactoe_v3", raising=False)
+    for name in [name for name in sys.modules if name.startswith("pettingzoo.classic.tictactoe")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(
+        InputError, match=r"needs a package that is not installed: .*; pip install 'pettingzoo\[classic\]'"
+    ):
+        make("pettingzoo:classic.tictactoe_v3")

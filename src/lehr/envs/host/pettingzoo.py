@@ -34,6 +34,8 @@ from lehr.types import PyTree
 
 SUITES = ("pettingzoo", "mpe2")
 """Packages whose environments are listed."""
+FAMILIES = ("atari", "butterfly", "classic", "sisl")
+"""Folders of PettingZoo that are its extras too."""
 
 
 def names() -> list[str]:
@@ -175,7 +177,7 @@ class PettingZoo(Parallel):
         except TypeError as error:
             raise InputError(f"{self.name} cannot be created with these parameters: {error}.") from None
         except ImportError as error:
-            raise InputError(f"{self.name} needs a package that is not installed: {error}.") from None
+            raise _needs_package(self.module, error) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,6 +352,13 @@ def _in_parallel(env: Any) -> Any:
     return _quietly(turn_taking.Turns, env) if hasattr(env, "agent_iter") else env
 
 
+def _needs_package(module: str, error: ImportError) -> InputError:
+    """Return the error about a package that a family of environments needs."""
+    family = module.removeprefix("pettingzoo.").partition(".")[0]
+    cure = f"; pip install 'pettingzoo[{family}]'" if family in FAMILIES else ""
+    return InputError(f"pettingzoo:{module} needs a package that is not installed: {str(error).rstrip('.')}{cure}.")
+
+
 def _entry(name: str) -> Callable[..., Any]:
     """Import the function `parallel_env`, or else `env`, from a module of PettingZoo or any other module."""
     for path in (f"pettingzoo.{name}", name):
@@ -358,7 +367,7 @@ def _entry(name: str) -> Callable[..., Any]:
         except ModuleNotFoundError as error:
             if error.name and f"{path}.".startswith(f"{error.name}."):
                 continue
-            raise InputError(f"pettingzoo:{name} needs a package that is not installed: {error}.") from None
+            raise _needs_package(name, error) from None
         except ImportError as error:  # pettingzoo.mpe, for example, raises one that says where it moved
             raise InputError(f"pettingzoo:{name} cannot be imported: {str(error).rstrip('.')}.") from None
         if callable(made := getattr(module, "parallel_env", None) or getattr(module, "env", None)):
