@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import lehr
 from lehr.algorithms.vocabulary import coefficients
 from lehr.cli import COMMANDS, _start_device, main
+from lehr.cli.output import print_table
 from lehr.envs import ADAPTERS
 
 
@@ -241,6 +243,20 @@ def test_list_suites_names_some_environments_of_those_that_are_installed(capsys,
     assert "in total)" in rows["gym:"][-1]
     for missing in ("jaxdem:", "craftax:"):
         assert rows[missing][-1].startswith("not installed: pip install")
+
+
+def test_a_narrow_terminal_cuts_no_name(capsys):
+    name, rows = (
+        "ppo-CartPole-v1-s0-20261119-203041",
+        [["finished", "CartPole-v1", "204k", "a-word-of-twenty-six-letter"]],
+    )
+    header = ("name", "status", "env", "env steps", "said")
+    print_table(Console(width=80), header, [[name, *row] for row in rows], words=header, optional=("env", "env steps"))
+    lines = capsys.readouterr().out.splitlines()
+    assert name in lines[1].split()
+    assert max(map(len, lines)) <= 80
+    assert "a-word-of-twenty-six-letter" in lines[1]
+    assert lines[-1] == "In a wider terminal: env, env steps."
 
 
 def test_suites_are_listed_where_none_is_installed():

@@ -31,14 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
 def run(arguments: argparse.Namespace) -> None:
     """Print one list, or an overview of the lists."""
+    optional: tuple[str, ...] = ()
     if arguments.what is None:
         header: tuple[str, ...] = ("command", "description")
         rows = [[f"lehr list {name}", listing.summary] for name, listing in LISTS.items()]
     elif arguments.what in LISTS:
-        header, rows = LISTS[arguments.what].header, LISTS[arguments.what].rows(arguments)
+        _, header, list_rows, optional = LISTS[arguments.what]
+        rows = list_rows(arguments)
     else:
         raise InputError(f"There is no list of {arguments.what!r}; {closest(arguments.what, LISTS)}")
-    output.print_table(output.console(), header, rows, words=[name for name in header if name not in _NUMBERS])
+    words = [name for name in header if name not in _NUMBERS]
+    output.print_table(output.console(), header, rows, words, optional)
 
 
 def _coefficients(arguments: argparse.Namespace) -> Rows:
@@ -57,13 +60,19 @@ def summary_of(algorithm: type) -> str:
 
 def _presets(arguments: argparse.Namespace) -> Rows:
     return [
-        [algorithm, preset, ", ".join(f"{name} {_setting_text(value)}" for name, value in values.items())]
+        [
+            algorithm,
+            preset,
+            ", ".join(f"{name} {_setting_text(value)}" for name, value in values.items()) or "the defaults",
+        ]
         for algorithm in algorithms.names()
         for preset, values in getattr(algorithms.find(algorithm).Config, "PRESETS", {}).items()
     ]
 
 
 def _setting_text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
     return f"'{value}'" if isinstance(value, str) and " " in value else str(value)
 
 
@@ -138,6 +147,8 @@ class _List(NamedTuple):
     summary: str
     header: tuple[str, ...]
     rows: Callable[[argparse.Namespace], Rows]
+    optional: tuple[str, ...] = ()
+    """The columns that a narrow terminal does without, in this order."""
 
 
 _NUMBERS = ("agents", "time limit", "env steps", "best return")
@@ -155,8 +166,14 @@ LISTS: dict[str, _List] = {
         "built-in environments",
         ("name", "observations", "actions", "agents", "time limit"),
         _environments,
+        optional=("agents",),
     ),
     "suites": _List("other environment suites, by prefix", ("prefix", "package", "environments"), _suites),
-    "runs": _List("runs in a directory, newest last", ("name", "status", "env", "env steps", "best return"), _runs),
+    "runs": _List(
+        "runs in a directory, newest last",
+        ("name", "status", "env", "env steps", "best return"),
+        _runs,
+        optional=("env", "env steps"),
+    ),
 }
 """The lists that `lehr list` can print."""

@@ -63,8 +63,9 @@ def print_table(
     if left_out:
         header, rows = list(columns), list(zip(*columns.values(), strict=True))
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="")
-    for name in header:
-        table.add_column(name, justify="left" if name in words else "right")
+    for number, name in enumerate(header):
+        is_first = number == 0  # it has what a command takes, which should not be broken
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=is_first, overflow="fold")
     for row in rows:
         table.add_row(*(show(console, cell) for cell in row))
     with console.capture() as captured:
