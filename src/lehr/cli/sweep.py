@@ -196,7 +196,8 @@ def _summarise(result: SweepResult) -> None:
     rows = []
     for place, configuration in enumerate(ranking.order[:_SHOWN], 1):
         found = ranking.estimate(int(configuration))
-        fresh = "fresh seeds" if int(configuration) in ranking.fresh else ""
+        first = "first seeds" if ranking.fresh else ""
+        fresh = "fresh seeds" if int(configuration) in ranking.fresh else first
         texts = results.texts[configuration]
         score = "-" if np.isnan(found.value) else f"{found.value:.4g}"
         interval = "-" if np.isnan(found.low) else f"{found.low:.4g} to {found.high:.4g}"
