@@ -118,7 +118,7 @@ def test_our_names_and_defaults(title):
 @pytest.mark.parametrize("title", TITLES)
 def test_what_is_said_to_be_here_is_here(title):
     """In the tables of what is there and here, each name that is set or named as an algorithm's."""
-    known = OURS.keys() | {"from_run"}
+    known = OURS.keys() | {"from_run", "run_dir"}
     for name in algorithms.names():
         known |= {field.name for field in fields(algorithms.find(name).Config)}
     cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", section(MIGRATION, title), re.M)

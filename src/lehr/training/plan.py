@@ -102,7 +102,7 @@ class RunConfig:
     """Log to TensorBoard."""
     wandb: Annotated[bool, Names(("track", "use_wandb"))] = False
     """Log to Weights & Biases."""
-    wandb_project: str = "lehr"
+    wandb_project: Annotated[str, Names(("wandb_project_name",))] = "lehr"
     """Project of Weights & Biases."""
     loggers: tuple[Plugin, ...] = ()
     """Your own loggers: classes or 'module:Name'."""
