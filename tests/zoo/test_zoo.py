@@ -131,6 +131,7 @@ def test_the_command_lists_and_shows(capsys):
 )
 def test_names_are_whole_in_a_narrow_terminal(capsys, monkeypatch, columns, left_out):
     monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", "40")  # without it, Rich takes a dumb terminal to have 80 columns
     monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
     monkeypatch.setenv("TERM", "dumb")
     _, listed = printed(capsys)
