@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 MOST_LISTED = 60
@@ -46,6 +48,21 @@ def closest(given: str, known: Iterable[str], prefix: str = "") -> str:
         return f"did you mean {prefix + match[0]!r}?"
     more = f" and {len(words) - MOST_LISTED} more" if len(words) > MOST_LISTED else ""
     return f"known: {', '.join(words[:MOST_LISTED])}{more}"
+
+
+def page(name: str) -> str:
+    """Where the user finds a page of the documentation: in the checkout, or on the web if Lehr was installed.
+
+    >>> page("migration.md").endswith("docs/migration.md")
+    True
+    """
+    if (Path(__file__).parents[2] / "docs" / name).is_file():
+        return f"docs/{name}"
+    try:
+        urls = metadata.metadata("lehr").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        urls = []
+    return f"{dict(url.split(', ', 1) for url in urls).get('Documentation', 'docs')}/{name}"
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -314,6 +314,11 @@ def test_help_without_an_algorithm_names_those_there_are(capsys, monkeypatch):
             ["train", "ppo", "--entropy-cof", "0.1"],
             "There is no option '--entropy-cof'; did you mean '--entropy-coef'?",
         ),
+        (
+            ["train", "ppo", "--exp-name", "mine"],
+            "There is no option '--exp-name': name the run's directory with --run-dir DIR.",
+        ),
+        (["train", "ppo", "--tensorboard", "false"], "--tensorboard takes no value; write --no-tensorboard."),
         (["train", "ppo", "--entropy-coef", "0.03 -> 0.1 cosin"], "did you mean 'cosine'?"),
         (["train", "ppo", "--entropy-coef", "-1"], "entropy_coef is '-1', which reaches -1; it must stay in [0, ∞)"),
         (

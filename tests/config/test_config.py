@@ -35,7 +35,8 @@ from lehr.config import (
     with_preset,
 )
 from lehr.config import fields as fields_module
-from lehr.errors import InputError
+from lehr.config.spelling import suggestion
+from lehr.errors import InputError, page
 from lehr.networks import NetworkConfig
 from lehr.schedules import Coefficient, Controller, coefficient_schedule, constant, linear, plateau, schedule
 from lehr.training.plan import RunConfig, settings_classes
@@ -359,7 +360,20 @@ def test_the_names_of_other_libraries_mean_what_they_mean_there(given, expected)
         ({"num_workers": 2}, "'num_workers': in RLlib it is a factor"),
         ({"mlp_layers": 2}, "did you mean 'hidden_sizes', "),
         ({"exploration": 2}, r"did you mean 'entropy_coef'\?$"),
-        ({"xyzzy": 2}, r"no setting 'xyzzy'; docs/migration.md lists what other libraries call settings\.$"),
+        ({"steps": 2}, "'steps': write total_steps for the budget of the run, or horizon for the steps of each"),
+        ({"logdir": "here"}, "'logdir': name the run's directory with run_dir="),
+        ({"gpu": 0}, "'gpu': JAX chooses the device"),
+        ({"render_mode": "human"}, "'render_mode': .* 'lehr play RUN' then records an episode"),
+        ({"torch_deterministic": True}, "'torch_deterministic': drop it: the same seed always gives the same run"),
+        ({"resume": True}, "'resume': 'lehr resume RUN' continues a stopped run, in Python lehr.resume"),
+        ({"lag": 4}, r"no setting 'lag': it is a setting of appo and impala\.$"),
+        ({"novelty_coef": 1}, r"it is a setting of the reward model novelty; add reward_model='novelty'\.$"),
+        ({"novelty_coef_schedule": 1}, "it is a setting of the reward model novelty"),
+        (
+            {"demonstrations": "d.npz"},
+            "of the reward model discriminator and of gail; add reward_model='discriminator'",
+        ),
+        ({"xyzzy": 2}, r"no setting 'xyzzy'; .*docs/migration.md lists what other libraries call settings\.$"),
     ],
 )
 def test_what_differs_is_explained_and_what_is_unknown_gets_few_suggestions(given, sentence):
@@ -389,7 +403,9 @@ def test_the_names_of_other_libraries_are_flags_too():
     assert (found["num_envs"], found["horizon"], found["minibatches"], found["total_steps"]) == (4, 64, 8, 1000)
     assert (found["standardise_advantages"], found["hidden_sizes"], found["optimiser"]) == (False, (8, 8), "adamw")
     assert "--n-envs" not in made.format_help()
-    with pytest.raises(InputError, match=r"no option '--entropy-cost-end'; .* write entropy_coef='0.01 -> 0.003'"):
+    with pytest.raises(
+        InputError, match=r"no option '--entropy-cost-end'; .* write --entropy-coef \"0.01 -> 0.003\"\."
+    ):
         refuse_unknown(made, made.parse_known_args(["--entropy-cost-end", "0.003"])[1])
     with pytest.raises(InputError, match="no option '--callback': pass a function as progress_fn="):
         refuse_unknown(made, ["--callback", "print"])
@@ -1073,6 +1089,47 @@ def test_the_help_shows_each_field_once_with_its_default():
 def test_an_unknown_flag_names_the_nearest(words, sentence):
     made = parser()
     fails(sentence, refuse_unknown, made, made.parse_known_args(words)[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--steps 1k", "'--steps': write --total-steps for the budget of the run, or --horizon for the steps of each"),
+        ("--novelty-coef 1", "': it is a setting of the reward model novelty; add --reward-model novelty."),
+        ("--anneal-lr", 'in Lehr: write --learning-rate "0.001 -> 0".'),
+        ("--verbose", "'--verbose': --no-progress hides the progress bar."),
+        ("--clip-vloss", "by clip_coef; write --value-clip-range 0.2, or none for no clipping."),
+        ("--desired-kl 1", 'write --learning-rate "adaptive_kl(3e-4, target=0.01)"; --target-kl stops an update'),
+        ("--episode-length 9", "belongs to the environment: --env-parameters episode_length=1000."),
+        ("--eval-freq 9", "of all environments; write --evaluate-every, in env steps."),
+        ("--optimizer-class x", "as in --optimiser adamw."),
+        ("--share-features-extractor", ": --shared shares the whole torso"),
+        ("--callback f", ": pass a function as progress_fn= to lehr.train"),
+        ("--tensorboard false", "Unexpected argument 'false'; --tensorboard takes no value; write --no-tensorboard."),
+        ("--wandb yes", "Unexpected argument 'yes'; --wandb takes no value; write --wandb."),
+        ("--no-wandb 1", "Unexpected argument '1'; --no-wandb takes no value; write --wandb or --no-wandb."),
+        ("--tensorboard=false", "--tensorboard takes no value; write --tensorboard or --no-tensorboard."),
+    ],
+)
+def test_advice_on_a_flag_is_written_as_flags(words, sentence):
+    made = Parser(prog="lehr train")
+    add_flags(made, PPO, ["run", "ppo", "network"])
+    with pytest.raises(InputError) as caught:
+        refuse_unknown(made, made.parse_known_args(words.split())[1], words.split())
+    assert sentence in str(caught.value)
+
+
+def test_an_own_name_is_suggested_before_another_librarys():
+    names = {"max_rejected": "max_rejected", "max_rejecteds": "other", "other": "other"}
+    assert suggestion("max_rejectd", names, "") == "did you mean 'max_rejected'?"
+    assert suggestion("max_rejecte", dict(reversed(names.items())), "") == "did you mean 'max_rejected'?"
+    assert suggestion("gama", {"gamma": "discount", "discount": "discount"}, "") == "did you mean 'gamma'?"
+
+
+def test_a_page_is_named_where_the_user_finds_it(tmp_path, monkeypatch):
+    assert page("migration.md") == "docs/migration.md"
+    monkeypatch.setattr("lehr.errors.__file__", str(tmp_path / "site-packages" / "lehr" / "errors.py"))
+    assert re.fullmatch(r"https://.*/docs/migration\.md", page("migration.md"))
 
 
 def test_known_flags_are_not_refused():

@@ -153,6 +153,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the message that `main` prints."""
+        from lehr.config.flags import switch_advice
+
+        if advice := switch_advice(message):
+            raise InputError(f"{advice}.")
         raise InputError(f"{message}; see '{self.prog} --help'.")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from lehr.cli import add_trust, find_own_code
 from lehr.cli.output import console, plural, print_facts, print_table
 from lehr.cli.summary import exit_code_of_members, next_of_sweep
-from lehr.errors import InputError
+from lehr.errors import InputError, page
 from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import ROOT, SweepDirectory
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         "       lehr sweep DIR --resume\n"
         "       lehr sweep report DIR"
     )
-    parser.epilog = "docs/sweeps.md describes the sweep file."
+    parser.epilog = f"{page('sweeps.md')} describes the sweep file."
     parser.add_argument(
         "what", metavar="FILE", help="the sweep file; or the directory of a sweep to resume; or the word 'report'"
     )

@@ -1,12 +1,12 @@
 """Build configs from the user's keys and values, and convert them back; return the coefficients of a config."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from lehr.config.fields import MISSING, FieldDescription, Plugin, convert, describe, fields_of, is_none
 from lehr.config.spelling import Conversion, as_one_text, suggestion
-from lehr.errors import InputError, closest, quoted, shortened
+from lehr.errors import InputError, closest, page, quoted, shortened
 from lehr.plugins import is_placeholder, text_of
 from lehr.schedules.coefficient import Coefficient
 from lehr.schedules.constructors import constant
@@ -33,6 +33,8 @@ class Vocabulary(NamedTuple):
     """Settings of other libraries with another meaning: an explanation."""
     spellings: dict[str, str]
     """The name of the setting for every key."""
+    elsewhere: tuple[Callable[[str], str], ...]
+    """Functions that say where else a setting is known, for example in another algorithm; empty if nowhere."""
 
     @classmethod
     def of(cls, classes: Sequence[type], known: Mapping[str, FieldDescription]) -> "Vocabulary":
@@ -60,6 +62,7 @@ class Vocabulary(NamedTuple):
             converted,
             {name: said for name, said in others.items() if name not in {*taken, *static, *conversions}},
             {**own, **{key: name for key, (name, _) in parts.items()}, **{key: key for key in converted}},
+            tuple(part.elsewhere for part in classes if hasattr(part, "elsewhere")),
         )
 
     def part(self, key: str) -> tuple[str, str]:
@@ -135,6 +138,16 @@ def presets_of(classes: Sequence[type]) -> dict[str, dict[str, Any]]:
         for name, values in getattr(cls, "PRESETS", {}).items():
             found[name] = {**found.get(name, {}), **values}
     return found
+
+
+def spellings_of(classes: Sequence[type]) -> Mapping[str, str]:
+    """Return the name of the setting for every key that `build` takes.
+
+    >>> from lehr.algorithms import ppo
+    >>> spellings_of([ppo.Config])["ent_coef"]
+    'entropy_coef'
+    """
+    return _vocabulary(tuple(classes)).spellings
 
 
 def merge(classes: Sequence[type], below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,13 +290,17 @@ def advice(classes: Sequence[type], key: str, given: Mapping[str, Any]) -> str:
 def _advice(key: str, given: Mapping[str, Any], known: Mapping[str, FieldDescription], words: Vocabulary) -> str:
     if key in words.others:
         return f": {words.others[key]}."
+    for known_elsewhere in filter(None, (say(key) for say in words.elsewhere)):
+        return f": {known_elsewhere}."
     values = {underscored(name): value for name, value in given.items()}
     coefficients = {spelling: name for spelling, (name, ending) in words.parts.items() if not ending}
     explained = as_one_text(key, values, coefficients, {name: field.default for name, field in known.items()})
     if explained:
         return f"; {explained}."
     listed = f"known: {', '.join(known)}"
-    otherwise = listed if len(known) <= MOST_LISTED else "docs/migration.md lists what other libraries call settings."
+    otherwise = (
+        listed if len(known) <= MOST_LISTED else f"{page('migration.md')} lists what other libraries call settings."
+    )
     return f"; {suggestion(shortened(key), words.spellings, otherwise)}"
 
 

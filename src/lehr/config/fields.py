@@ -274,7 +274,7 @@ def _docstrings(cls: type) -> dict[str, str]:
 
 # Values ------------------------------------------------------------------------------------------------------------
 
-_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)")
 
 
@@ -345,8 +345,8 @@ def _scalar(text: str) -> Any:
 
 
 def _truth(given: Any) -> bool:
-    if isinstance(given, str) and given.strip().lower() in _TRUTHS:
-        return _TRUTHS[given.strip().lower()]
+    if isinstance(given, str) and given.strip().lower() in TRUTHS:
+        return TRUTHS[given.strip().lower()]
     if not isinstance(given, bool):
         raise ValueError
     return given

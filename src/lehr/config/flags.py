@@ -3,13 +3,14 @@
 import argparse
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 from weakref import WeakKeyDictionary
 
-from lehr.config.build import advice, presets_of
+from lehr.config.build import advice, presets_of, spellings_of
 from lehr.config.fields import (
     MISSING,
+    TRUTHS,
     AutoBool,
     Coef,
     CountOrAll,
@@ -91,6 +92,9 @@ def refuse_unknown(parser: argparse.ArgumentParser, words: Sequence[str], given:
 def _meant(parser: argparse.ArgumentParser, word: str, given: Sequence[str]) -> str:
     """What to do about a word that is no flag: it may belong to a list, or be an environment."""
     options = parser._option_string_actions
+    for flag, text in itertools.pairwise(given):
+        if text == word and isinstance(options.get(flag), argparse.BooleanOptionalAction):
+            return f"{flag} takes no value; {_switched(flag, word)}."
     for place, text in enumerate(given):
         flag, equals, first = text.partition("=")
         if flag not in options or options[flag].metavar != "LIST":
@@ -113,14 +117,70 @@ def _advice(parser: argparse.ArgumentParser, flag: str, words: Sequence[str]) ->
             first[2:]: second for first, second in itertools.pairwise(words) if first == flag and second[0] != "-"
         }
         said = advice(_classes[parser], flag.lstrip("-"), given)
-    options = {option: option for option in parser._option_string_actions}
-    near = suggestion(shortened(flag).replace("_", "-"), options, "")
     if said.startswith(":") or "one text" in said:
-        return said
+        return _as_flags(said, parser)
+    names = spellings_of(_classes[parser]) if parser in _classes else {}
+    options = {option: _own_flag(option, names) for option in parser._option_string_actions}
+    near = suggestion(shortened(flag).replace("_", "-"), options, "")
     if "did you mean" in said and not near:
         return re.sub(r"'(\w+)'", lambda match: f"'--{match[1].replace('_', '-')}'", said)
     otherwise = f"see '{parser.prog} --help'."
     return f"; {near or otherwise}"
+
+
+def _own_flag(option: str, names: Mapping[str, str]) -> str:
+    """The flag with a setting's own name, for one with any of its names."""
+    key = option.removeprefix("--").replace("-", "_")
+    return f"--{names[key].replace('_', '-')}" if key in names and option.startswith("--") else option
+
+
+_SETTING = re.compile(
+    r"(\w+)=(?:(True|False)|'([^']*)'|\{'(\w+)': ([^}]*)\}|(\d+(?:\.\d+)?)|(?=[;.:,]|$))"
+    r"|(?<!by )\b[a-z]+(?:_[a-z]+)+\b(?! ·)"
+    r"|(?:(?<=write )|(?<=set )|(?<=or ))[a-z]+\b"
+)
+"""A setting in a sentence: with a value as in Python, by its name of several words, or where one is to be written."""
+
+
+def _as_flags(said: str, parser: argparse.ArgumentParser) -> str:
+    """Write the settings in a sentence, such as `epochs=4`, as the command line takes them."""
+
+    def flag(match: re.Match[str]) -> str:
+        name = match[1] or match[0]
+        flag = f"--{name.replace('_', '-')}"
+        action = parser._option_string_actions.get(flag)
+        if action is None or action.dest.removeprefix(_PREFIX) != name:
+            return match[0]
+        _, truth, text, key, value, number = match.groups()
+        if match[1] is None:
+            return flag
+        if truth:
+            return flag if truth == "True" else f"--no-{flag[2:]}"
+        if text is not None:
+            return f"{flag} {text}" if re.fullmatch(r"[\w./:-]+", text) else f'{flag} "{text}"'
+        if key:
+            return f"{flag} {key}={value.strip(chr(39))}"
+        return f"{flag} {number or action.metavar}"
+
+    return _SETTING.sub(flag, said)
+
+
+def switch_advice(message: str) -> str:
+    """What to write instead, for argparse's message about a switch that was given a value; empty for other messages.
+
+    >>> switch_advice("argument --wandb/--no-wandb: ignored explicit argument 'false'")
+    '--wandb takes no value; write --wandb or --no-wandb'
+    """
+    match = re.fullmatch(r"argument --([\w-]+)(?:/--[\w-]+)*/--no-.*: ignored explicit argument .*", message)
+    return f"--{match[1]} takes no value; write --{match[1]} or --no-{match[1]}" if match else ""
+
+
+def _switched(flag: str, value: str) -> str:
+    """How to write a switch that was given a value."""
+    positive = flag.replace("--no-", "--", 1)
+    if (truth := TRUTHS.get(value.lower())) is None or flag != positive:
+        return f"write {positive} or --no-{positive[2:]}"
+    return f"write {positive}" if truth else f"write --no-{positive[2:]}"
 
 
 class _Switch(argparse.Action):

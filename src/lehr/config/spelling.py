@@ -161,6 +161,8 @@ for _number, _group in enumerate(_MEANINGS):
 def suggestion(key: str, names: Mapping[str, str], otherwise: str) -> str:
     """Suggest at most five settings that an unknown one may mean, by spelling or by meaning.
 
+    A setting's own name comes before another library's, unless that is clearly closer.
+
     Args:
         key: the unknown setting.
         names: the names of settings by all of their spellings.
@@ -172,7 +174,7 @@ def suggestion(key: str, names: Mapping[str, str], otherwise: str) -> str:
     """
     if len(key.strip("-_")) < 2:  # anything is close to a single letter
         return otherwise
-    starting = [word for word in names if word.startswith(key)]
+    starting = sorted((word for word in names if word.startswith(key)), key=lambda word: names[word] != word)
     close = starting[:1] or _by_spelling(key, names)
     if not close:
         scores: dict[str, float] = {}
@@ -186,8 +188,12 @@ def suggestion(key: str, names: Mapping[str, str], otherwise: str) -> str:
     return f"did you mean {' or '.join(filter(None, [', '.join(shown[:-1]), shown[-1]]))}?"
 
 
-def _by_spelling(key: str, words: Iterable[str]) -> list[str]:
+def _by_spelling(key: str, names: Mapping[str, str]) -> list[str]:
     """The word that differs least from a misspelled one, in a list; an empty list if none is close."""
-    ratios = {word: SequenceMatcher(None, word, key).ratio() for word in words}
-    best = max(ratios, key=lambda word: ratios[word], default=None)
+    ratios = {word: SequenceMatcher(None, word, key).ratio() for word in names}
+    best = max(ratios, key=lambda word: ratios[word] + _OWN_FIRST * (names[word] == word), default=None)
     return [best] if best is not None and ratios[best] >= 0.75 else []
+
+
+_OWN_FIRST = 0.1
+"""By how much another library's name must be more like a misspelled one to be suggested before Lehr's own."""

@@ -27,9 +27,14 @@ EVALUATIONS = tuple(
     )
 )
 """Intervals between evaluations in other units."""
+_DEVICE = "JAX chooses the device: set JAX_PLATFORMS=cpu or cuda before Python starts"
+_RUN_DIR = "name the run's directory with run_dir="
+_STEPS = "write total_steps for the budget of the run, or horizon for the steps of each environment per update"
+_FILM = "a run draws nothing while it trains; 'lehr play RUN' then records an episode as a GIF, a video or a page"
+_REPEATS = "drop it: the same seed always gives the same run, on the same machine with the same versions"
 OTHERS = {
-    "callback": "pass a function as progress_fn=, which is called with the env steps so far and the latest metrics, "
-    "and stops the run if it returns True",
+    "callback": "pass a function as progress_fn= to lehr.train: it is called with the env steps so far and the latest "
+    "metrics, and stops the run if it returns True",
     "policy": "the network follows from the spaces, a CNN for images and an MLP otherwise; change it with torso and "
     "hidden_sizes",
     "policy_kwargs": "pass its parts as settings: net_arch, activation_fn, log_std_init, optimiser",
@@ -37,14 +42,16 @@ OTHERS = {
     "share_features_extractor": "shared=True shares the whole torso between actor and critic",
     "model": "pass its parts as settings: fcnet_hiddens, fcnet_activation, vf_share_layers",
     "network_factory": "pass hidden_sizes, critic_hidden_sizes and activation, or your own torso",
-    "device": "JAX chooses it: set JAX_PLATFORMS=cpu or cuda before Python starts",
-    "cuda": "JAX chooses the device: set JAX_PLATFORMS=cpu or cuda before Python starts",
-    "num_gpus": "JAX chooses the device: set JAX_PLATFORMS=cpu or cuda before Python starts",
+    **dict.fromkeys(("device", "cuda", "gpu", "use_gpu", "num_gpus"), _DEVICE),
     "verbose": "progress=False hides the progress bar",
     "tensorboard_log": "logs go to 'tensorboard' in the run's directory, run_dir=; tensorboard=False turns them off",
-    "exp_name": "name the run's directory with run_dir=",
-    "experiment_name": "name the run's directory with run_dir=",
-    "run_name": "name the run's directory with run_dir=",
+    **dict.fromkeys(("exp_name", "experiment_name", "run_name", "logdir", "log_dir", "log_path"), _RUN_DIR),
+    **dict.fromkeys(("out", "out_dir", "output", "output_dir", "save_dir", "save_path"), _RUN_DIR),
+    **dict.fromkeys(("steps", "timesteps", "n_timesteps", "max_timesteps", "train_steps", "training_steps"), _STEPS),
+    **dict.fromkeys(("render", "render_mode", "capture_video", "record_video"), _FILM),
+    "resume": "'lehr resume RUN' continues a stopped run, in Python lehr.resume(RUN)",
+    **dict.fromkeys(("torch_deterministic", "deterministic"), _REPEATS),
+    "backend": "it belongs to Brax's environments: env_parameters={'backend': 'spring'}",
     "save_freq": "it counts calls of step; write checkpoint_every, in env steps",
     "save_interval": "it counts updates; write checkpoint_every, in env steps",
     "log_interval": "it counts updates; write log_every, in env steps",

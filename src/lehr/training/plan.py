@@ -1,7 +1,7 @@
 """The plan of a run: its settings, its program and its initial state."""
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -31,6 +31,7 @@ from lehr.schedules.phases import MOST_STEPS
 from lehr.schedules.spec import schedule
 from lehr.spaces import Box, Spaces
 from lehr.training.compilation_cache import use_compilation_cache
+from lehr.training.elsewhere import known_elsewhere
 from lehr.training.foreign_settings import EVALUATIONS, OTHERS, UPDATES
 from lehr.training.hosts import ALONE, Hosts
 from lehr.training.program import Program, assemble, build_reward_model, check_reward_model
@@ -47,6 +48,7 @@ class RunConfig:
     """Settings of a run that do not depend on the algorithm."""
 
     OTHERS: ClassVar[dict[str, str]] = OTHERS
+    elsewhere: ClassVar[Callable[[str], str]] = staticmethod(known_elsewhere)
 
     env: Annotated[str, Names(("env_id", "env_name"))] = "CartPole-v1"
     """Environment: a built-in name, one from another suite such as gym:NAME, or your own as file.py:Class; 'lehr list
