@@ -176,9 +176,30 @@ def test_what_is_not_a_run_is_explained():
     make("runs/first")
     with pytest.raises(InputError, match=r"There is no run 'firts', .*; did you mean 'first'\?"):
         RunDirectory.open("firts")
+    with pytest.raises(InputError, match=r"There is no run 'runs/firts', .*; did you mean 'first'\?$"):
+        RunDirectory.open("runs/firts")
+    make("elsewhere/second")
+    with pytest.raises(InputError, match=r"There is no run 'elsewhere/secnd', .*; did you mean 'elsewhere/second'\?$"):
+        RunDirectory.open("elsewhere/secnd")
+    with pytest.raises(InputError, match=r"; known: first$"):
+        RunDirectory.open("xyzzy")
+    with pytest.raises(InputError, match=r"; known: elsewhere/second$"):
+        RunDirectory.open("elsewhere/xyzzy")
     os.mkdir("other")
     with pytest.raises(InputError, match=r"'other' is not a run: it has no status\.json"):
         RunDirectory.open("other")
+
+
+@pytest.mark.usefixtures("_in_tmp_path")
+def test_of_many_runs_the_newest_are_listed():
+    for number in range(7):
+        make(f"runs/ppo-{number}")
+        os.utime(f"runs/ppo-{number}/status.json", (number, number))
+    listed = r"'runs'; the newest are ppo-6, ppo-5, ppo-4, ppo-3, ppo-2; 'lehr list runs' shows all 7\.$"
+    with pytest.raises(InputError, match=listed):
+        RunDirectory.open("runs/xyzzy")
+    with pytest.raises(InputError, match=r"did you mean 'ppo-6'\?$"):
+        RunDirectory.open("ppo")
 
 
 # Status and files --------------------------------------------------------------------------------------------------

@@ -124,9 +124,7 @@ class RunDirectory:
                 raise InputError(
                     f"'{place}' is not a run: it has no status.json; give a directory written by 'lehr train'."
                 )
-        names = [entry.parent.name for entry in sorted(root.glob("*/status.json"))]
-        near = closest(str(path), names) if names else f"and '{root}' contains no runs."
-        raise InputError(f"There is no run '{path}', neither as a directory nor under '{root}'; {near}")
+        raise InputError(f"There is no run '{path}', neither as a directory nor under '{root}'; {_others(path, root)}")
 
     def lock(self) -> None:
         """Prevent other processes from writing to this run until `unlock`, or until this process ends in any way."""
@@ -193,6 +191,29 @@ class RunDirectory:
     def read_status(self) -> dict[str, str]:
         """Return the `status`, its `reason` and its `time`. The status of a killed run is still "running"."""
         return json.loads(self.status.read_text())
+
+
+def _others(path: str | Path, root: Path) -> str:
+    """Say which run may be meant by a name that is none, or which are the newest."""
+    places = dict.fromkeys([Path(path).parent, root] if Path(path).parent != Path() else [root])
+    found = [entry.parent for place in places for entry in place.glob("*/status.json")]
+    if not found:
+        return f"and '{root}' contains no runs."
+    found.sort(key=lambda run: (run / "status.json").lstat().st_mtime_ns, reverse=True)
+    names = {run.name: str(run.name if run.parent == root else run) for run in reversed(found)}
+    near = closest(Path(path).name, [run.name for run in found])
+    if match := re.fullmatch(r"did you mean '(.*)'\?", near):
+        return f"did you mean {names[match[1]]!r}?"
+    beside = [run for run in found if run.parent == found[0].parent]
+    newest = ", ".join(names[run.name] for run in beside[:_MOST_LISTED])
+    if len(beside) <= _MOST_LISTED:
+        return f"known: {newest}"
+    option = "" if beside[0].parent == ROOT else f" --root {beside[0].parent}"
+    return f"the newest are {newest}; 'lehr list runs{option}' shows all {len(beside)}."
+
+
+_MOST_LISTED = 5
+"""How many runs an error lists."""
 
 
 def default_path(algorithm: str, env: str, seed: int, root: Path = ROOT) -> Path:
