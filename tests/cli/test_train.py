@@ -366,6 +366,10 @@ def test_mistakes(tmp_path, monkeypatch, words, message):
         ("algorithm: 7", f"There is no algorithm '7'; known: {', '.join(algorithms.names())}"),
         ("algorithm: ppo\nentropy_cof: 1", "There is no setting 'entropy_cof'; did you mean 'entropy_coef'?"),
         ("algorithm: ppo\nprogress_fn: print", "has 'progress_fn', which is not a setting; remove it."),
+        (
+            "algorithm: ppo\nseeds: 3\nsettings: {env: CartPole-v1}",
+            "settings.yaml' is a sweep file, not the settings of one run: run 'lehr sweep ",
+        ),
         ("algorithm: ppo\nrun-dir: here", "has 'run_dir', which is not a setting; remove it."),
     ],
 )

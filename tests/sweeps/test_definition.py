@@ -273,6 +273,18 @@ def test_preset():
         ({"kl_target": RANGE}, "no setting 'kl_target': in RLlib"),
         ({"lr": RANGE, "learning_rate": RANGE}, "learning_rate is given twice, as 'lr' and as 'learning_rate'"),
         ({"entropy_coef": {"strt": RANGE}}, "entropy_coef has the unknown part 'strt'; did you mean 'start'?"),
+        (
+            {"lr": {"min": "1e-4", "max": "1e-3"}},
+            "unknown part 'min'; for a range write {low: 1e-4, high: 1e-3, scale: log}, for a schedule its parts: start",
+        ),
+        ({"lr": {"lower": 0.1, "upper": 0.3}}, "for a range write {low: 0.1, high: 0.3}, for a schedule"),
+        ({"lr": {"values": [0.1, 0.2]}}, r"unknown part 'values'; for choices write a list: \[0.1, 0.2\], for a"),
+        ({"lr": {"mu": 1}}, "unknown part 'mu'; for a range write {low: 1e-4, high: 1e-3, scale: log}, for a schedule"),
+        ({"num_envs": {"min": 8, "max": 64}}, r"num_envs is .*; for a range write {low: 8, high: 64}\.$"),
+        (
+            {"entropy_coef": {"start": {"min": 1, "max": 2}, "end": 0}},
+            r"entropy_coef.start is .*; for a range write {low: 1, high: 2}\.$",
+        ),
         ({"entropy_coef": {"end": RANGE}}, "entropy_coef has no start"),
         ({"entropy_coef": {"start": 1, "end": 0}}, "entropy_coef is one schedule, .*move it to settings"),
         (
@@ -334,6 +346,13 @@ def test_bad_parameters(parameters, message):
     ("others", "message"),
     [
         ({"sampels": 3}, "A sweep has no key 'sampels'; did you mean 'samples'?"),
+        ({"sample": 3}, "A sweep has no key 'sample'; did you mean 'samples'?"),
+        ({"sample": "sobol"}, "A sweep has no key 'sample'; did you mean 'sampler'?"),
+        ({"total_timesteps": 3}, "no key 'total_timesteps'; move it to settings, or list its values under parameters"),
+        (
+            {"parameters": {"num_envs": [8, 16]}, "samples": None},
+            "add a line such as 'samples: 200', or 'sampler: grid' for all combinations.",
+        ),
         ({"halving": 3}, "halving is 3; write lines of 'name: value' under it"),
         ({"halving": {"rungs": 3}}, "halving has no part 'rungs'; known: places, first, factor"),
         ({"halving": {"factor": 1}}, "halving.factor is 1; give a whole number, from 2 to 100000"),

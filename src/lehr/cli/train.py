@@ -136,12 +136,16 @@ def _named(words: Sequence[str]) -> tuple[str | None, dict[str, str]]:
         files.add_argument(option, action="store_true")
     files.add_argument("--env", *_OTHER_NAMES)
     given, _ = files.parse_known_args(words)
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
     origin = getattr(given, "from")
     if origin is not None:
         found |= settings_file.read(RunDirectory.open(origin)).values
     if given.config is not None:
         found |= config.from_yaml(given.config)
+        if any(isinstance(found.get(key), Mapping) for key in ("settings", "parameters")):
+            raise InputError(
+                f"'{given.config}' is a sweep file, not the settings of one run: run 'lehr sweep {given.config}'."
+            )
     where = f"'{given.config or origin}'"
     typed = {"algorithm": words[0]} if words and not words[0].startswith("-") else {}
     algorithm = _chosen(("algorithm",), typed, found, where, given.trust).get("algorithm")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lehr import algorithms, config
-from lehr.config.build import presets_of
+from lehr.config.build import presets_of, spellings_of
 from lehr.config.fields import fields_of
 from lehr.errors import InputError, closest, quoted, shortened
 from lehr.schedules.keys import ENDINGS
@@ -146,7 +146,7 @@ class Definition:
         given = {config.underscored(key): value for key, value in mapping.items()}
         for key in given:
             if key not in _KEYS:
-                raise InputError(f"A sweep has no key {quoted(key)}; {closest(key, _KEYS)}")
+                raise InputError(f"A sweep has no key {quoted(key)}; {_meant(key, given[key])}")
         if given.get("algorithm") is None:
             raise InputError("The sweep names no algorithm; add a line such as 'algorithm: ppo'.")
         algorithm = given["algorithm"]
@@ -330,6 +330,15 @@ def _run_settings(classes: list[type], settings: Mapping[str, Any]) -> RunConfig
     return run
 
 
+def _meant(key: str, value: Any) -> str:
+    """What may be meant by an unknown key of a sweep."""
+    keys = [name for name in _KEYS if name != "sampler" or isinstance(value, str)]  # for 'sample: 3'
+    near = closest(key, keys)
+    if near.startswith("known") and key in spellings_of([RunConfig]):
+        return f"move it to settings, or list its values under parameters; {near}"
+    return near
+
+
 def _conditions(given: Any) -> list[Any]:
     if given is None:
         return []
@@ -360,7 +369,10 @@ def _sampler(given: Any, samples: Any, space: Space) -> tuple[str, int | None]:
             )
         return sampler, None
     if samples is None:
-        raise InputError(f"The sampler {sampler} needs the number of samples; add a line such as 'samples: 200'.")
+        instead = "" if math.isinf(count) else ", or 'sampler: grid' for all combinations"
+        raise InputError(
+            f"The sampler {sampler} needs the number of samples; add a line such as 'samples: 200'{instead}."
+        )
     wanted = whole_number("samples", samples, least=1, most=MOST_CONFIGURATIONS)
     if wanted > count and not sampler.startswith(OPTUNA):
         raise InputError(

@@ -102,6 +102,27 @@ def _is_range(given: Mapping[str, Any]) -> bool:
     return any(key in RANGE_KEYS for key in given)
 
 
+_OTHER_BOUNDS = (("low", "min", "minimum", "lower", "lo"), ("high", "max", "maximum", "upper", "hi"))
+_OTHER_CHOICES = ("values", "choices", "options", "categories")
+
+
+def _as_ours(given: Mapping[str, Any]) -> str:
+    """How to write a range or choices that have the keys of other libraries; or nothing.
+
+    >>> _as_ours({"min": "1e-4", "max": "1e-3"}), _as_ours({"values": [1, 2]}), _as_ours({"start": 1})
+    ('for a range write {low: 1e-4, high: 1e-3, scale: log}', 'for choices write a list: [1, 2]', '')
+    """
+    for name in _OTHER_CHOICES:
+        if isinstance(given.get(name), list):
+            return f"for choices write a list: {quoted(given[name])}"
+    ends = [next((given[name] for name in names if name in given), None) for names in _OTHER_BOUNDS]
+    if None in ends or not all(map(is_number, ends)):
+        return ""
+    low, high = (number(end, "end") for end in ends)
+    scale = ", scale: log" if 0 < 10 * low <= high else ""
+    return f"for a range write {{low: {ends[0]}, high: {ends[1]}{scale}}}"
+
+
 def _items(key: str, given: list[Any]) -> Iterator[Any]:
     """Go through a list of choices, which must not be empty."""
     if not given:
@@ -128,6 +149,8 @@ def _read_setting(field: FieldDescription, given: Any, total_steps: int) -> Doma
             f"{name} is {quoted(given)}, a single value; sweep a list or a range such as "
             "{low: 0.1, high: 1}, or move it to settings."
         )
+    if not _is_range(given) and (ours := _as_ours(given)):
+        raise InputError(f"{name} is {quoted(given)}; {ours}.")
     units = {int: "whole", float: "number"}
     if (entry is None and field.type not in units) or not _is_range(given):
         raise InputError(f"{name} is {quoted(given)}, but it takes {field.type_text}; give a list of choices.")
@@ -164,10 +187,16 @@ def _read_parts(
     for part, value in given.items():
         key = f"{entry.name}.{part}"
         if part not in PARTS:
-            raise InputError(f"{entry.name} has the unknown part {quoted(part)}; {closest(part, PARTS)}")
+            ours, near = _as_ours(given), closest(part, PARTS)
+            if ours or near.startswith("known"):
+                ours = ours or "for a range write {low: 1e-4, high: 1e-3, scale: log}"
+                near = f"{ours}, for a schedule its parts: {', '.join(PARTS)}"
+            raise InputError(f"{entry.name} has the unknown part {quoted(part)}; {near}")
         if isinstance(value, Mapping):
             if PARTS[part] == "word" or not _is_range(value):
-                raise InputError(f"{key} is {quoted(value)}; give a value, a list of choices or a range.")
+                ours = _as_ours(value) if PARTS[part] != "word" else ""
+                ours = ours or "give a value, a list of choices or a range"
+                raise InputError(f"{key} is {quoted(value)}; {ours}.")
             swept[key] = Range.read(key, value, PARTS[part])
             for extreme in swept[key].extremes:
                 _check_part(key, entry, extreme, total_steps)
