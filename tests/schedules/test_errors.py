@@ -34,6 +34,22 @@ TEXTS = {
     "cosine": "The schedule 'cosine' is a shape without values; add them, for example '0.03 -> 0.001 cosine'.",
     "0.03 -> 0.001 cosin": "character 15: unknown word 'cosin'; did you mean 'cosine'?",
     "0.03 -> 0.001 spline": "character 15: unknown word 'spline'; known: warmup, from, over, until,",
+    "0.03 -> 0.001 after 20%": "character 15: unknown word 'after'; did you mean 'from'?",
+    "0.03 -> 0.001 for 10%": "character 15: unknown word 'for'; did you mean 'over'?",
+    "0.03 until 10% then 0.01": "character 16: unknown word 'then'; did you mean ','?",
+    "3e-4 to 0": "character 6: unknown word 'to'; did you mean '->'?",
+    "lin_3e-4": "The schedule 'lin_3e-4' is RL Zoo's; write '3e-4 -> 0'.",
+    "lin_high": "character 1: expected a value, got 'lin_high'.",
+    "auto": "'auto' needs the entropy to aim at; write, for example, auto(target_entropy=0.5).",
+    "auto_0.1": "'auto_0.1' needs the entropy to aim at; write, for example, auto(value=0.1, target_entropy=0.5).",
+    "cosine(0.03, 0.001)": "There is no controller 'cosine'; did you mean '0.03 -> 0.001 cosine'?",
+    "cosine(0.03)": "There is no controller 'cosine'; did you mean '0.03 -> 0 cosine'?",
+    "linear(start=3e-4, end=1e-5)": "There is no controller 'linear'; did you mean '3e-4 -> 1e-5'?",
+    "constant(0.1)": "There is no controller 'constant'; did you mean '0.1'?",
+    "polynomial(0.1, 0, 2)": "did you mean '0.1 -> 0 polynomial(2)'?",
+    "polynomial(2)": "'polynomial'; a shape comes last, as in '0.1 -> 0 polynomial(2)'.",
+    "exponential(0.1)": "'exponential'; a shape comes last, as in '0.1 -> 0.01 exponential'.",
+    "linear()": "There is no controller 'linear'; a shape comes last, as in '0.1 -> 0 linear'.",
     "-> 0.001": "character 1: expected a value, got '->'.",
     "linear 0.1 -> 0": "character 1: expected a value, got 'linear'; a shape comes last, as in '0.1 -> 0 linear'.",
     "0.1 => 0": "character 6: unexpected character '>'; did you mean '->'?",
@@ -266,3 +282,12 @@ def test_malformed_calls(index):
     message = str(error.value)
     assert expected in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "text", ["lin_3e-4", "cosine(0.03, 0.001)", "cosine(3, 1, 2)", "linear(0.1)", "polynomial(1, 0, 2)", "cosine()"]
+)
+def test_what_is_suggested_for_another_librarys_text_is_a_schedule(text):
+    with pytest.raises(InputError) as error:
+        schedule(text)
+    schedule(str(error.value).split("'")[-2])

@@ -9,6 +9,7 @@ import numpy as np
 from lehr.errors import InputError, closest, quoted
 from lehr.schedules.constructors import constant, curve, number, piecewise, position
 from lehr.schedules.controllers import Controller, is_controller_text, parse_controller
+from lehr.schedules.foreign_texts import explained
 from lehr.schedules.function import FunctionSchedule
 from lehr.schedules.phases import Phase, Position
 from lehr.schedules.schedule import Schedule
@@ -67,14 +68,17 @@ def _unbound(spec: Spec) -> AnySchedule | Controller:
             f"{spec!r} is not a schedule; give a number, a string, a mapping, [step, value] pairs or a function."
         )
     if isinstance(spec, str):
-        if is_controller_text(spec):
-            return parse_controller(spec)
         if spec.strip() in NAMES:
             raise InputError(
                 f"The schedule {quoted(spec, 400)} is a shape without values; add them, for example '0.03 -> 0.001 "
                 f"{spec.strip()}'."
             )
-        return parse(spec)
+        try:
+            return parse_controller(spec) if is_controller_text(spec) else parse(spec)
+        except InputError:
+            if said := explained(spec):
+                raise InputError(said) from None
+            raise
     if isinstance(spec, int | float | np.number) or (isinstance(spec, np.ndarray) and spec.ndim == 0):
         return constant(spec if not isinstance(spec, np.ndarray) else spec.item())
     if isinstance(spec, Mapping):

@@ -29,6 +29,8 @@ MOST_CYCLES = 10_000
 """Limit on `repeat`: each cycle is a phase, and each evaluation looks at all phases."""
 
 _WORDS = ("warmup", "from", "over", "until", "repeat", "at", "step", *NAMES)
+_OTHER_WORDS = {"to": "->", "for": "over", "in": "over", "within": "over", "after": "from", "by": "until", "then": ","}
+"""What users write instead of a word of the grammar."""
 _UNITS = ("steps", "timesteps", "env_steps")
 """What users write after a position, whose unit is an env step anyway."""
 _AMOUNT = r"(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][+-]?\d+)?"
@@ -282,7 +284,8 @@ class _Parser:
             self.fail("'step' is only for points, as in '0.1 at 0, 0.01 at 20% step'")
         if word in NAMES:
             self.fail(f"{quoted(word)} comes right after the values, and only once, as in '0.1 -> 0 linear over 20%'")
-        self.fail(f"unknown word {quoted(word)}; {closest(word, _WORDS)}")
+        ours = f"did you mean {_OTHER_WORDS[word]!r}?" if word in _OTHER_WORDS else closest(word, _WORDS)
+        self.fail(f"unknown word {quoted(word)}; {ours}")
 
     def points(self) -> list[Phase]:
         pairs: list[tuple[Position, float]] = []
