@@ -62,7 +62,14 @@ def test_the_cell_of_a_notebook_may_run_twice(monkeypatch):
     [
         ("cartpole-v1", {}, "no environment named 'cartpole-v1' .did you mean 'CartPole-v1'"),
         ("Nothing", {}, "no environment named 'Nothing': choose one of Acrobot-v1, "),
+        (
+            "Nothing",
+            {},
+            r"MountainCarContinuous-v0, Pendulum-v1, Swarm-v0, one from another suite with its prefix, as in gym:",
+        ),
         ("Ant-v5", {}, "no environment named 'Ant-v5' .did you mean 'gym:Ant-v5'"),
+        ("ALE/Pong-v5", {}, "no environment named 'ALE/Pong-v5' .did you mean 'gym:ALE/Pong-v5'"),
+        ("SomethingElse-v3", {}, "no environment named 'SomethingElse-v3' .did you mean 'gym:SomethingElse-v3'"),
         ("tests.small:Maze-v0", {}, "The module 'tests.small' registers no environment 'Maze-v0'; correct the name"),
         ("no_such_module:Maze-v0", {}, "'no_such_module:Maze-v0' could not be imported"),
         (
@@ -92,6 +99,21 @@ def test_the_cell_of_a_notebook_may_run_twice(monkeypatch):
 def test_errors_say_what_is_wrong(env, parameters, sentence):
     with pytest.raises(InputError, match=sentence):
         make(env, **parameters)
+
+
+def test_a_name_of_gymnasium_is_suggested_also_where_it_is_not_installed(monkeypatch):
+    monkeypatch.setattr("lehr.envs.registry._names_in_gymnasium", list)
+    monkeypatch.setattr("lehr.envs.registry._in_a_suite", lambda name: [])
+    monkeypatch.setattr("lehr.envs.registry.listed", lambda prefix: ["ant", "inverted_pendulum"])
+    for name, brax in (
+        ("Ant-v5", " or 'brax:ant'"),
+        ("InvertedPendulum-v5", " or 'brax:inverted_pendulum'"),
+        ("FrozenLake-v1", ""),
+    ):
+        with pytest.raises(InputError, match=rf"named '{name}' \(did you mean 'gym:{name}'{brax}\?\)"):
+            make(name)
+    with pytest.raises(InputError, match="did you mean 'MountainCarContinuous-v0'"):
+        make("MountainCarContinous-v0")
 
 
 @pytest.mark.parametrize("prefix", ADAPTERS)

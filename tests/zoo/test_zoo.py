@@ -86,9 +86,18 @@ def test_another_reward_model_leaves_out_the_settings_of_the_tuned_one():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: zoo.find("ppg", "MountainCar-v0"), "on MountainCar-v0 it has ppo and trpo, and for ppg CartPole-v1, "),
-        (lambda: zoo.find("gail", "Nowhere-v0"), "on Nowhere-v0 it has none, and for gail none; choose"),
-        (lambda: lehr.train("ppo", "Nowhere-v0", tuned=True), "no tuned settings for ppo on Nowhere-v0"),
+        (
+            lambda: zoo.find("ppg", "MountainCar-v0"),
+            "of ppg for MountainCar-v0, only of ppo and trpo. For ppg it has CartPole-v1, ",
+        ),
+        (
+            lambda: zoo.find("gail", "Nowhere-v0"),
+            "The zoo has no tuned settings for Nowhere-v0. It has none for gail. Train without",
+        ),
+        (
+            lambda: lehr.train("ppo", "Nowhere-v0", tuned=True),
+            "no tuned settings for Nowhere-v0. For ppo it has CartPole-v1, ",
+        ),
         (lambda: lehr.train("ppo", lehr.envs.make("CartPole-v1"), tuned=True), "knows environments by name"),
         (lambda: lehr.train("ppo", tuned=True, preset="classic"), "preset is 'classic', but the tuned settings"),
         (lambda: lehr.train("ppo", tuned=True, from_run="run"), "a fork keeps the settings"),

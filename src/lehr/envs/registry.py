@@ -212,16 +212,35 @@ def _unknown(name: str) -> str:
     if not close or (name.lower() in theirs and name.lower() not in known):
         near = difflib.get_close_matches(name.lower(), theirs, n=1, cutoff=0.8)
         close = ([] if name.lower() in theirs else _in_a_suite(name)) or [theirs[word] for word in near] or close
+    if _GYMNASIUM_ID.fullmatch(name) and not difflib.get_close_matches(name.lower(), known | theirs, n=1, cutoff=0.8):
+        close = [f"gym:{name}"]
+    close = close[:1]
+    if close and close[0].startswith("gym:"):
+        close += _in_brax(name)
     if close and len(name) > 1:  # anything is close to a single letter
+        meant = " or ".join(map(repr, close))
         return (
-            f"There is no environment named {quoted(name)} (did you mean {close[0]!r}?): 'lehr list envs' and "
+            f"There is no environment named {quoted(name)} (did you mean {meant}?): 'lehr list envs' and "
             "'lehr list suites' show the names, and your own is 'module:Class'."
         )
+    shown = [word for word in names() if not word.startswith("Probe-")]  # which are for tests of algorithms
     return (
-        f"There is no environment named {quoted(name)}: choose one of {', '.join([*names(), *offered])}, "
-        f"one from another suite with its prefix ({', '.join(f'{prefix}:' for prefix in ADAPTERS)}), or your own "
+        f"There is no environment named {quoted(name)}: choose one of {', '.join([*shown, *offered])}, "
+        "one from another suite with its prefix, as in gym:Ant-v5 ('lehr list suites' shows them), or your own "
         "as 'module:Class'."
     )
+
+
+_GYMNASIUM_ID = re.compile(r"(?:\w+/)?[A-Z]\w*-v\d+")
+"""What names of Gymnasium look like, which are suggested with their prefix also where Gymnasium is not installed."""
+
+
+def _in_brax(name: str) -> list[str]:
+    """Return Brax's environment of the same task as one of Gymnasium's, if Brax is installed; or nothing."""
+    words = re.findall(r"[A-Z][a-z]*|[A-Z0-9]+", re.sub(r"-v\d+$", "", name))
+    return [f"brax:{task}" for joint in ("", "_") if words and (task := joint.join(words).lower()) in listed("brax")][
+        :1
+    ]
 
 
 def _in_a_suite(name: str) -> list[str]:

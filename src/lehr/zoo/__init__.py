@@ -126,11 +126,19 @@ def find(algorithm: str, env: str) -> Entry:
     for entry in entries(algorithm, env):
         return entry
     for_env, for_algorithm = entries(env=env), entries(algorithm)
-    raise InputError(
-        f"The zoo has no tuned settings for {shortened(algorithm)} on {shortened(env)}: on {shortened(env)} it has "
-        f"{_listed([one.algorithm for one in for_env])}, and for {shortened(algorithm)} "
-        f"{_listed([one.env for one in for_algorithm])}; choose one of these, or train without tuned."
-    )
+    named, task = shortened(algorithm), shortened(env)
+    if for_env:
+        said = (
+            f"The zoo has no tuned settings of {named} for {task}, only of {_listed([e.algorithm for e in for_env])}."
+        )
+    else:
+        said = f"The zoo has no tuned settings for {task}."
+    if for_algorithm:
+        raise InputError(
+            f"{said} For {named} it has {_listed([one.env for one in for_algorithm])}. Choose one of these, or train "
+            "without tuned settings."
+        )
+    raise InputError(f"{said} It has none for {named}. Train without tuned settings.")
 
 
 def with_tuned(algorithm: Any, env: str, given: Mapping[str, Any]) -> dict[str, Any]:
