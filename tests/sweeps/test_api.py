@@ -294,6 +294,30 @@ def test_if_all_members_diverge_nothing_is_the_best(tmp_path):
     assert lehr.load(run).config["learning_rate"] == 3e38
 
 
+def test_a_coefficient_may_be_none_or_without_use(tmp_path):
+    """Those are other programs, whose metrics do not have it."""
+    parameters = {"value_clip_range": ["none", 0.2], "priority_exponent": [0.5, 0.8]}
+    definition = {**DEFINITION, "parameters": parameters, "sampler": "grid", "samples": None, "seeds": 1}
+    found = lehr.sweep({**definition, "confirm": {"top": 1, "seeds": 1}}, out=tmp_path / "s", progress=False)
+    results = found.results
+    assert found.is_finished
+    assert np.isfinite(results.scores).all()
+    assert np.isnan(results.schedules["value_clip_range"][:, :2]).all()
+    np.testing.assert_array_equal(results.schedules["value_clip_range"][:, 2:], np.float32(0.2))
+    assert np.isnan(results.schedules["priority_exponent"]).all()
+    assert results.parameters["value_clip_range"] == [None, None, 0.2, 0.2]
+    assert [texts["value_clip_range"] for texts in results.texts] == ["none", "none", "0.2", "0.2"]
+    assert (found.directory / "report.html").stat().st_size > 10_000
+    again = lehr.resume_sweep(found.directory, progress=False)
+    np.testing.assert_array_equal(again.results.scores, results.scores)
+    (run,) = lehr.pick(again, 0, out=tmp_path / "run")
+    assert lehr.load(run).config["value_clip_range"] is None
+    (damaged,) = (SweepDirectory(found.directory).wave_path(1) / "metrics").iterdir()
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"001/metrics/0+\.npz' has no readable metrics .*; restore it from a"):
+        _ = lehr.load_sweep(found.directory).results
+
+
 KILLED = """
 import sys, os, signal, threading, json
 import lehr

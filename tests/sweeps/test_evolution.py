@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import lehr
+from lehr.errors import InputError
 from lehr.schedules import env_steps
 from lehr.sweeps.api import paths
 from lehr.sweeps.directory import SweepDirectory
@@ -104,6 +105,19 @@ def test_a_path_of_few_levels_is_fitted_exactly_and_a_longer_one_with_its_error(
     fitted = np.array([found.schedule(step) for step in rows])
     assert found.error == pytest.approx(np.sqrt(np.mean((fitted / noisy - 1) ** 2)), rel=1e-6)
     assert 0.05 < found.error < 0.5
+
+
+def test_a_coefficient_that_the_other_settings_leave_unused_is_refused(tmp_path):
+    definition = {
+        "algorithm": "ppo",
+        "settings": SMALL,
+        "parameters": {"priority_exponent": {"low": 0.5, "high": 1.0}},
+        "samples": 2,
+        "evolution": {},
+    }
+    with pytest.raises(InputError, match="priority_exponent has no effect with the other settings, so evolution"):
+        lehr.sweep(definition, out=tmp_path / "s", progress=False)
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,7 @@ def test_a_parameter_that_was_sampled_on_a_log_scale_has_a_logarithmic_axis(swep
         ([[1e-4, 1e-2], [0.0, 0.0]], 1e-6),  # to 0, from peaks two orders apart
         ([[-1.0, 100.0]], None),
         ([[0.0, 0.0]], None),
-        ([[np.nan, np.nan]], None),
+        ([[1.0, np.nan], [0.0, np.nan]], None),  # one configuration does not have it
     ],
 )
 def test_an_axis_is_logarithmic_where_it_helps(values, floor):
@@ -163,6 +163,19 @@ def test_an_axis_is_logarithmic_where_it_helps(values, floor):
     assert panel["floor"] == floor
     if floor is not None:
         assert np.min(panel["values"]) >= floor
+
+
+def test_a_coefficient_that_some_configurations_do_not_have_is_drawn_for_the_others():
+    results = example_results(2, 1, rows=2, again=0)
+    schedules = {"some": np.array([[np.nan, 0.2], [np.nan, 0.2]]), "none": np.full((2, 2), np.nan)}
+    results = replace(results, schedules=schedules, parameters={"some": [None, 0.2], "none": [0.5, 0.8]})
+    data = report_data(results, rank(results))
+    (panel,) = data["schedules"]["panels"]
+    assert panel["ends"]
+    assert [panel["values"][data["drawn"].index(c)] for c in (0, 1)] == [[None, None], [0.2, 0.2]]
+    assert [each["numeric"] for each in data["parameters"]] == [False, True]
+    assert [each["values"] for each in data["configurations"]] == [[None, 0.5], ["0.2", 0.8]]
+    assert [each["label"] for each in data["marginals"][0]] == ["0.2", "not set"]
 
 
 def test_profiles_are_those_of_the_runs(example, page):

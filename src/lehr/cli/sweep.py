@@ -16,6 +16,7 @@ from lehr.errors import InputError, page
 from lehr.sweeps.api import SweepResult, check_size, load_sweep, resume_sweep, sweep
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import ROOT, SweepDirectory
+from lehr.sweeps.gathering import text_of
 from lehr.sweeps.halving import SuccessiveHalving
 from lehr.sweeps.report import write_report
 from lehr.sweeps.results import Halved
@@ -133,8 +134,8 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
     out = console()
     count = definition.samples if definition.sampler.startswith("optuna:") else None
     configurations = make_sampler(definition).ask(1 if count else 10**9)
-    swept = list(definition.parameters)
-    rows = [[str(one.number), *(str(one.settings[name]) for name in swept)] for one in configurations[:_MOST_LISTED]]
+    swept, listed = list(definition.parameters), configurations[:_MOST_LISTED]
+    rows = [[str(one.number), *(text_of(one.settings[name]) for name in swept)] for one in listed]
     print_table(out, ["configuration", *swept], rows, words=swept)
     if len(configurations) > _MOST_LISTED:
         out.print(f"... and {len(configurations) - _MOST_LISTED} more")

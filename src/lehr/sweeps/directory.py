@@ -58,7 +58,7 @@ _KINDS = {"number": int, "configuration": int, "seed": int, "point": dict, "sett
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lehr.errors import InputError
 from lehr.schedules.bundle import Coefficients
 from lehr.schedules.constructors import position
 from lehr.sweeps.sections import EvolutionSettings
@@ -155,6 +156,12 @@ def make_evolution(settings: EvolutionSettings, space: Space, seed: int, plan: P
         plan: that of a member.
     """
     ranges: dict[str, Any] = dict(space.domains)
+    for name in ranges:
+        if name not in plan.state.coefficients.names:
+            raise InputError(
+                f"{name} has no effect with the other settings, so evolution cannot change it; remove it from "
+                "parameters, or change the settings."
+            )
     return PopulationBasedTraining(
         interval=in_rows(plan, settings.interval),
         last=plan.updates,

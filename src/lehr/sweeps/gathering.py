@@ -7,7 +7,7 @@ import numpy as np
 
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
 from lehr.sweeps.results import Halved, Results
-from lehr.sweeps.wave_metrics import last_known, read_wave
+from lehr.sweeps.wave_metrics import last_known, names_of, read_wave
 from lehr.training.population_record import RUNG_SCORE
 
 SCORE = "evaluate/return"
@@ -110,21 +110,23 @@ def gather(
         frozen=frozen,
         halved=halved,
         again={row: np.array(found) for row, found in again.items()},
-        settings={name: _text(value) for name, value in settings.items()},
+        settings={name: text_of(value) for name, value in settings.items()},
         log_scaled=tuple(log_scaled),
         notes=notes or {},
     )
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A setting as the command line takes it."""
+    if value is None:
+        return "none"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _texts(member: Member) -> dict[str, str]:
     """The swept settings of a member, as text."""
     swept = {name.partition(".")[0] for name in member.point}
-    return {name: _text(value) for name, value in member.settings.items() if name in swept}
+    return {name: text_of(value) for name, value in member.settings.items() if name in swept}
 
 
 def _finished(directory: SweepDirectory) -> list[Wave]:
@@ -132,8 +134,12 @@ def _finished(directory: SweepDirectory) -> list[Wave]:
 
 
 def _read(directory: SweepDirectory, wave: Wave, coefficients: Sequence[str]) -> dict[str, Any]:
-    names = ["env_steps", "episode/return", SCORE, *_OF_FAILURES, *(f"coef/{name}" for name in coefficients)]
-    return read_wave(directory, wave, names)
+    """The metrics of a wave; NaN for a coefficient that its members do not have, because it is none or not used."""
+    applied, known = [f"coef/{name}" for name in coefficients], names_of(directory, wave)
+    names = ["env_steps", "episode/return", SCORE, *_OF_FAILURES, *(name for name in applied if name in known)]
+    table = read_wave(directory, wave, names)
+    nothing = np.full_like(table[SCORE], np.nan)
+    return table | {name: nothing for name in applied if name not in known}
 
 
 def _failed(table: Mapping[str, np.ndarray]) -> np.ndarray:

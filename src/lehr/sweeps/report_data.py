@@ -21,6 +21,8 @@ _MOST_POINTS = 100_000
 _FEWEST_ROWS, _MOST_ROWS = 60, 150
 """Limits of the number of points in one curve."""
 _THRESHOLDS = 101
+_MOST_CATEGORIES = 20
+"""Up to so many different numbers are drawn as names if some configurations have none."""
 _LOG_SPREAD = 20
 """The ratio of the highest to the lowest value from which an axis is logarithmic."""
 _LOG_DEPTH = 100
@@ -58,18 +60,19 @@ def report_data(results: Results, ranking: Ranking, known: Studied | None = None
         known: what was found already, perhaps before the last members were trained.
     """
     drawn = _drawn(ranking)
+    parameters = {name: _axis(values) for name, values in results.parameters.items()}
     return {
         "top": ranking.order[:TOP].tolist(),
         "parameters": [
             {"name": name, "numeric": is_numeric(values), "log": _is_log(values, name in results.log_scaled)}
-            for name, values in results.parameters.items()
+            for name, values in parameters.items()
         ],
-        "configurations": _configurations(results, ranking),
+        "configurations": _configurations(results, ranking, parameters),
         "drawn": drawn.tolist(),
         "returns": _returns(results, ranking, drawn),
         "schedules": _schedules(results, drawn),
         "importance": _importance(study(results, ranking, known)),
-        "marginals": _marginals(results, ranking),
+        "marginals": _marginals(parameters, ranking),
         "profiles": _profiles(results, ranking),
     }
 
@@ -88,7 +91,20 @@ def command(results: Results, configuration: int) -> str:
     return shlex.join(words)
 
 
-def _configurations(results: Results, ranking: Ranking) -> list[dict[str, Any]]:
+def _axis(values: list[Any]) -> list[Any]:
+    """The values of a parameter as charts draw them: all as text if they are not numbers.
+
+    So are a few numbers of which some configurations have none, since an axis of numbers has no place for none.
+
+    >>> _axis([None, 0.2, 0.2]), _axis([1e-3, "1e-3 -> 0"]), _axis([0.1, 0.2])
+    ([None, '0.2', '0.2'], ['0.001', '1e-3 -> 0'], [0.1, 0.2])
+    """
+    given = {str(value) for value in values if value is not None}
+    is_axis = is_numeric(values) and (None not in values or len(given) > _MOST_CATEGORIES)
+    return values if is_axis else [None if value is None else str(value) for value in values]
+
+
+def _configurations(results: Results, ranking: Ranking, parameters: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     seeds = (results.members >= 0).sum(axis=1)
     frozen = np.zeros(len(seeds), int) if results.frozen is None else results.frozen.sum(axis=1)
     halved = results.halved
@@ -104,17 +120,12 @@ def _configurations(results: Results, ranking: Ranking) -> list[dict[str, Any]]:
             "stopped": 0 if halved is None else int(halved.stopped[c].sum()),
             "env_steps": None if halved is None else plain(np.nanmax(halved.env_steps[c])),
             "rung_score": None if halved is None else plain(halved.rung_scores[c][np.nanargmax(halved.env_steps[c])]),
-            "values": [_value(values[c]) for values in results.parameters.values()],
+            "values": [plain(values[c]) for values in parameters.values()],
             "settings": " ".join(f"{name}: {text};" for name, text in results.texts[c].items()).rstrip(";"),
             "command": command(results, c),
         }
         for c in range(len(seeds))
     ]
-
-
-def _value(value: Any) -> Any:
-    """A parameter's value: a number or None as it is, anything else as text."""
-    return plain(value) if value is None or is_numeric([value]) else str(value)
 
 
 def _drawn(ranking: Ranking) -> np.ndarray:
@@ -146,9 +157,12 @@ def _schedules(results: Results, drawn: np.ndarray) -> dict[str, Any]:
     panels = []
     for name, applied in results.schedules.items():
         values = np.asarray(applied, dtype=float)[kept][:, drawn]
+        if not np.isfinite(values).any():  # no configuration has it
+            continue
         floor = _log_floor(values)
         panel = {"name": name, "floor": plain(floor), "cut": bool(floor is not None and (values < floor).any())}
-        if len(values) and (values == values[:1]).all():  # nothing but constants: their ends are enough
+        if ((values == values[:1]) | (np.isnan(values) & np.isnan(values[:1]))).all():
+            # nothing but constants: their ends are enough
             values, panel["ends"] = values[[0, -1]], True
         panels.append(panel | {"values": plain(values.T if floor is None else np.maximum(values, floor).T)})
     return {"steps": plain(results.env_steps[kept]), "panels": panels}
@@ -161,7 +175,7 @@ def _log_floor(values: np.ndarray) -> float | None:
         return None
     if known.min() > 0:
         return float(known.min()) if known.max() / known.min() >= _LOG_SPREAD else None
-    peaks = np.nanmax(values, axis=0)
+    peaks = np.nanmax(values[:, np.isfinite(values).any(axis=0)], axis=0)  # a configuration may not have it
     peaks = peaks[peaks > 0]
     if not peaks.size or peaks.max() / peaks.min() < _LOG_SPREAD:
         return None
@@ -180,7 +194,7 @@ def _importance(studied: Studied | None) -> dict[str, Any] | None:
     }
 
 
-def _marginals(results: Results, ranking: Ranking) -> list[list[dict[str, Any]]]:
+def _marginals(parameters: Mapping[str, list[Any]], ranking: Ranking) -> list[list[dict[str, Any]]]:
     """For each parameter, its values or bins, of the configurations with a score."""
     if np.isnan(ranking.worst):
         return []
@@ -195,7 +209,7 @@ def _marginals(results: Results, ranking: Ranking) -> list[list[dict[str, Any]]]
             }
             for each in marginals([values[c] for c in known], ranking.selected.value[known])
         ]
-        for values in results.parameters.values()
+        for values in parameters.values()
     ]
 
 

@@ -1,6 +1,7 @@
 """The metrics of members that took turns in the places of a population, each on its own clock."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -18,12 +19,21 @@ def read_wave(directory: SweepDirectory, wave: Wave, names: Iterable[str] | None
     Where members took turns, each has its rows from its own beginning to its end, then NaN; `evolution/member` and
     `evolution/score` are then read as well.
     """
-    path = directory.wave_path(wave.number) / "metrics"
+    path = _metrics(directory, wave)
     wanted = columns.names(path) if names is None else list(names)
     if not wave.takes_turns:
         return columns.read(path, wanted)
     table = columns.read(path, dict.fromkeys([*wanted, *CLOCK, MEMBER, RUNG_SCORE]))
     return by_member(table, len(wave.members))
+
+
+def names_of(directory: SweepDirectory, wave: Wave) -> list[str]:
+    """The names of the metrics of a wave."""
+    return columns.names(_metrics(directory, wave))
+
+
+def _metrics(directory: SweepDirectory, wave: Wave) -> Path:
+    return directory.wave_path(wave.number) / "metrics"
 
 
 def by_member(table: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:

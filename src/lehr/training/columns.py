@@ -39,7 +39,7 @@ def read(directory: Path, wanted: Iterable[str]) -> dict[str, np.ndarray]:
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     for _, path in _files(directory):
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 for name in wanted:
                     parts[name].append(file[name])
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
@@ -58,7 +58,7 @@ def names(directory: Path) -> list[str]:
     if not files:
         raise InputError(f"There are no metrics in '{directory}'; restore them from a copy.")
     try:
-        with np.load(files[0][1], allow_pickle=False) as file:
+        with files[0][1].open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return list(file)
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"'{files[0][1]}' has no readable metrics ({error}); restore it from a copy.") from None

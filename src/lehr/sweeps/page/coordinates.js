@@ -4,7 +4,8 @@
 function dimension(parameter, values) {
   const label = short(parameter.name);
   if (!parameter.numeric) {
-    const names = [...new Set(values.map((value) => value ?? "not set"))].sort();
+    const names = [...new Set(values.map((value) => value ?? "not set"))]
+      .sort((a, b) => Number(a) - Number(b) || (a < b ? -1 : 1));
     return {
       label, values: values.map((value) => names.indexOf(value ?? "not set")), range: [-0.5, names.length - 0.5],
       tickvals: names.map((_, i) => i), ticktext: names.map((name) => short(name, 16)),
