@@ -88,8 +88,8 @@ def test_nobody_is_replaced_by_an_equal_and_a_frozen_member_is_the_worst(populat
 
 def test_ancestors_are_followed_through_every_ranking():
     parents = np.array([[0, 1, 2, 3], [2, 1, 2, 2], [0, 1, 2, 3], [0, 0, 2, 3]])
-    assert ancestors(parents, 1).tolist() == [2, 2, 0, 0]
-    assert ancestors(parents, 3).tolist() == [2, 2, 3, 3]
+    assert ancestors(parents)[:, 1].tolist() == [2, 2, 0, 0]
+    assert ancestors(parents)[:, 3].tolist() == [2, 2, 3, 3]
 
 
 def test_a_path_of_few_levels_is_fitted_exactly_and_a_longer_one_with_its_error():
@@ -134,6 +134,15 @@ def evolved(tmp_path_factory):
     return lehr.sweep(definition, out=tmp_path_factory.mktemp("sweeps") / "pbt", progress=False)
 
 
+def line_of(parents, place):
+    """The places of a member's ancestors, followed back by hand."""
+    found = []
+    for row in parents[::-1]:
+        place = int(row[place])
+        found.insert(0, place)
+    return found
+
+
 def test_the_winning_path_is_what_was_applied_and_is_trained_again(evolved):
     directory = SweepDirectory(evolved.directory)
     table = columns.read(
@@ -143,8 +152,7 @@ def test_the_winning_path_is_what_was_applied_and_is_trained_again(evolved):
     assert set(np.flatnonzero(moved.any(1)) + 1) <= {4, 8, 12, 16, 20, 24, 28, 32, 36}
     assert moved.any()
     best = int(np.argmax(table["evaluate/return"][-1]))
-    line = ancestors(table["evolution/parent"].astype(int), best)
-    path = table["coef/learning_rate"][np.arange(40), line]
+    path = table["coef/learning_rate"][np.arange(40), line_of(table["evolution/parent"], best)]
     changes = path[1:] / path[:-1]
     assert all(min(abs(c - f) for f in (1.0, 1.5, 1 / 1.5)) < 1e-3 or path.min() < 1.01e-5 for c in changes)
     found = evolved.winning_paths["learning_rate"]
@@ -152,6 +160,27 @@ def test_the_winning_path_is_what_was_applied_and_is_trained_again(evolved):
     assert np.sqrt(np.mean((fitted / path - 1) ** 2)) == pytest.approx(found.error, rel=1e-3)
     fresh = directory.read_waves()[1].members
     assert [member.settings["learning_rate"] for member in fresh] == [str(found.schedule)] * 2
+
+
+def test_the_rows_of_a_member_are_those_of_its_ancestors(evolved, tmp_path):
+    """Those of its place begin with members that were given up."""
+    names = ["evolution/parent", "coef/learning_rate", "episode/return", "loss/total"]
+    table = columns.read(SweepDirectory(evolved.directory).wave_path(0) / "metrics", names)
+    lines = {place: line_of(table["evolution/parent"], place) for place in range(8)}
+    copied = next(place for place, line in lines.items() if len(set(line)) > 1)
+    rows = np.arange(40)
+    for name in names[1:]:
+        assert (table[name][rows, lines[copied]] != table[name][:, copied]).any()
+    (run,) = lehr.pick(evolved, copied, out=tmp_path / "run")
+    found = lehr.load(run)
+    for name in names[1:]:
+        np.testing.assert_array_equal(found.metrics[name], table[name][rows, lines[copied]])
+    fitted = lehr.schedule(found.config["learning_rate"], 32 * 40)
+    np.testing.assert_allclose([fitted(32 * row) for row in rows], found.metrics["coef/learning_rate"], rtol=0.2)
+    for place, line in lines.items():
+        np.testing.assert_array_equal(evolved.results.returns[:, place, 0], table["episode/return"][rows, line])
+        rates = table["coef/learning_rate"][rows, line]
+        np.testing.assert_array_equal(evolved.results.schedules["learning_rate"][:, place], rates)
 
 
 def test_a_picked_member_has_the_path_as_its_schedule(evolved, tmp_path):

@@ -24,7 +24,7 @@ from lehr.sweeps.directory import ROOT, Member, SweepDirectory
 from lehr.sweeps.domains import Range
 from lehr.sweeps.gathering import gather, scores
 from lehr.sweeps.headline import verdict
-from lehr.sweeps.lineage import Fit, ancestors, fit
+from lehr.sweeps.lineage import Fit, fit
 from lehr.sweeps.ranking import Ranking, rank
 from lehr.sweeps.report import prepare_report, write_report
 from lehr.sweeps.report_data import study
@@ -34,7 +34,8 @@ from lehr.sweeps.samplers import ListSampler, Sampler, configurations, make_samp
 from lehr.sweeps.sections import MOST_CONFIGURATIONS, OPTUNA
 from lehr.sweeps.seed_files import write_seeds
 from lehr.sweeps.statistics import interquartile_mean
-from lehr.training import background, columns
+from lehr.sweeps.wave_metrics import read_wave
+from lehr.training import background
 from lehr.training.compilation_cache import use_compilation_cache
 from lehr.training.directory import Status, unused_path
 
@@ -358,8 +359,5 @@ def paths(directory: SweepDirectory, definition: Definition, member: Member) -> 
     """By coefficient, the path that led to a member of an evolution, fitted with a few phases."""
     wave = next(wave for wave in directory.read_waves() if member.number in [one.number for one in wave.members])
     place = [one.number for one in wave.members].index(member.number)
-    names = [f"coef/{name}" for name in definition.parameters]
-    table = columns.read(directory.wave_path(wave.number) / "metrics", ["env_steps", "evolution/parent", *names])
-    line = ancestors(table["evolution/parent"].astype(int), place)
-    rows = np.arange(len(line))
-    return {name: fit(table["env_steps"], table[f"coef/{name}"][rows, line]) for name in definition.parameters}
+    table = read_wave(directory, wave, ["env_steps", *(f"coef/{name}" for name in definition.parameters)])
+    return {name: fit(table["env_steps"], table[f"coef/{name}"][:, place]) for name in definition.parameters}

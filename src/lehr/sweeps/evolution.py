@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from lehr.errors import InputError
 from lehr.schedules.bundle import Coefficients
 from lehr.schedules.constructors import position
+from lehr.sweeps.lineage import PARENT
 from lehr.sweeps.sections import EvolutionSettings
 from lehr.sweeps.space import Space
 from lehr.training.course import Course
@@ -74,7 +75,7 @@ class PopulationBasedTraining:
     seed: int = 0
     most_rejected: int = 10
     """A member with more non-finite updates is the worst."""
-    names: ClassVar[tuple[str, ...]] = ("evolution/parent",)
+    names: ClassVar[tuple[str, ...]] = (PARENT,)
 
     def init(self, members: TrainState, candidates: Candidates) -> EvolutionState:
         """Nobody was copied yet."""
@@ -95,7 +96,7 @@ class PopulationBasedTraining:
         kept = seen._replace(evolution=seen.evolution._replace(parent=own))
         is_time = (seen.updates % self.interval == 0) & (seen.updates < self.last)
         after = jax.lax.cond(is_time, self._replaced, lambda state: state, kept)
-        return after, {"evolution/parent": after.evolution.parent.astype(jnp.float32)}
+        return after, {PARENT: after.evolution.parent.astype(jnp.float32)}
 
     def _replaced(self, state: PopulationState) -> PopulationState:
         size, members = state.size, state.members

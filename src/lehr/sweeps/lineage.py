@@ -12,6 +12,8 @@ import numpy as np
 from lehr.schedules.phases import Phase, Position
 from lehr.schedules.schedule import Schedule
 
+PARENT = "evolution/parent"
+"""The metric with the place whose member each place continues after a row."""
 MOST_PHASES = 6
 """A fitted schedule has at most this many phases."""
 CLOSE = 0.05
@@ -26,20 +28,19 @@ class Fit(NamedTuple):
     """Root mean square of the relative errors."""
 
 
-def ancestors(parents: np.ndarray, place: int) -> np.ndarray:
-    """Return the place of the ancestor of a final member in each row, int `[R]`.
+def ancestors(parents: np.ndarray) -> np.ndarray:
+    """Return the place that the ancestor of each final member had in each row, int `[R, P]`.
 
     Args:
-        parents: `[R, P]`: after row r, place p continues member `parents[r, p]` of that row.
-        place: that of the final member.
+        parents: `[R, P]`: after row r, place p continues the member in place `parents[r, p]` of that row.
 
-    >>> ancestors(np.array([[0, 1, 2], [0, 0, 2], [0, 1, 2]]), place=1).tolist()
-    [0, 0, 1]
+    >>> ancestors(np.array([[0, 1, 2], [0, 0, 2], [0, 1, 2]])).T.tolist()
+    [[0, 0, 0], [0, 0, 1], [2, 2, 2]]
     """
-    found = np.empty(len(parents), int)
+    found = np.empty(parents.shape, int)
+    places = np.arange(parents.shape[1])
     for row in range(len(parents) - 1, -1, -1):
-        place = int(parents[row, place])
-        found[row] = place
+        found[row] = places = parents[row, places].astype(int)
     return found
 
 

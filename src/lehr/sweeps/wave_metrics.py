@@ -1,4 +1,9 @@
-"""The metrics of members that took turns in the places of a population, each on its own clock."""
+"""The metrics of each member, also where members take turns in the places of a population or become copies of others.
+
+A file has a column for each place. With successive halving, a place goes from member to member, and each has its own
+clock. With population-based training, a place goes on with a copy of another member, so the column of a place begins
+with members that were given up; the rows of a member are those of its ancestors.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -6,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lehr.sweeps.directory import SweepDirectory, Wave
+from lehr.sweeps.lineage import PARENT, ancestors
 from lehr.training import columns
 from lehr.training.population_record import MEMBER, RUNG_SCORE
 
@@ -17,12 +23,15 @@ def read_wave(directory: SweepDirectory, wave: Wave, names: Iterable[str] | None
     """Read metrics of a wave, all by default: `[rows, members]`, and `[rows]` of `update` and `env_steps`.
 
     Where members took turns, each has its rows from its own beginning to its end, then NaN; `evolution/member` and
-    `evolution/score` are then read as well.
+    `evolution/score` are then read as well. Where members became copies of others, each has the rows of its ancestors.
     """
     path = _metrics(directory, wave)
-    wanted = columns.names(path) if names is None else list(names)
+    known = columns.names(path)
+    wanted = known if names is None else list(names)
     if not wave.takes_turns:
-        return columns.read(path, wanted)
+        if PARENT not in known:
+            return columns.read(path, wanted)
+        return by_lineage(columns.read(path, dict.fromkeys([*wanted, PARENT])))
     table = columns.read(path, dict.fromkeys([*wanted, *CLOCK, MEMBER, RUNG_SCORE]))
     return by_member(table, len(wave.members))
 
@@ -34,6 +43,24 @@ def names_of(directory: SweepDirectory, wave: Wave) -> list[str]:
 
 def _metrics(directory: SweepDirectory, wave: Wave) -> Path:
     return directory.wave_path(wave.number) / "metrics"
+
+
+def by_lineage(table: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return metrics by final member and its ancestors instead of by place.
+
+    Args:
+        table: `[rows, P]` each, with the place that each place continues in `evolution/parent`; `[rows]` of the clock.
+
+    >>> by_lineage({
+    ...     "update": np.array([2, 4]), PARENT: np.array([[0, 0], [0, 1]]), "loss": np.array([[5.0, 8.0], [4.0, 3.0]]),
+    ... })["loss"].T.tolist()
+    [[5.0, 4.0], [5.0, 3.0]]
+    """
+    line = ancestors(table[PARENT])
+    is_own = {*CLOCK, PARENT}
+    return {
+        name: column if name in is_own else np.take_along_axis(column, line, axis=1) for name, column in table.items()
+    }
 
 
 def by_member(table: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
