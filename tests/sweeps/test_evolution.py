@@ -1,5 +1,7 @@
 """Population-based training, and the schedule that it found."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,6 +183,22 @@ def test_the_rows_of_a_member_are_those_of_its_ancestors(evolved, tmp_path):
         np.testing.assert_array_equal(evolved.results.returns[:, place, 0], table["episode/return"][rows, line])
         rates = table["coef/learning_rate"][rows, line]
         np.testing.assert_array_equal(evolved.results.schedules["learning_rate"][:, place], rates)
+
+
+@pytest.mark.parametrize("changes", [{"evolution": {"interval": "25%"}}, {"halving": {"places": 2, "first": "25%"}}])
+def test_the_files_of_seeds_are_those_of_the_members(changes, tmp_path):
+    definition = {"algorithm": "ppo", "settings": SMALL, "seeds": 4, **changes}
+    found = lehr.sweep(definition, out=tmp_path / "s", progress=False)
+    ends, halved = np.full(4, 640), found.results.halved
+    if halved is not None:
+        ends = halved.env_steps[0]
+        assert ends.min() < 640
+    for seed in range(4):
+        rows = [json.loads(line) for line in (found.directory / "seeds" / f"{seed}.jsonl").read_text().splitlines()]
+        assert [row["env_steps"] for row in rows] == list(range(32, int(ends[seed]) + 1, 32))
+        returns = [row.get("episode/return") for row in rows if row.get("episode/return") != "NaN"]
+        known = found.results.returns[: len(rows), 0, seed]
+        np.testing.assert_allclose(returns, known[~np.isnan(known)], rtol=1e-6)
 
 
 def test_a_picked_member_has_the_path_as_its_schedule(evolved, tmp_path):

@@ -16,7 +16,7 @@ from lehr.report.plots import save_figure
 from lehr.sweeps.directory import SweepDirectory
 from lehr.sweeps.results import Results
 from lehr.sweeps.statistics import CONFIDENCE, bootstrap, mean
-from lehr.training import columns
+from lehr.sweeps.wave_metrics import read_wave
 
 
 def write_seeds(directory: SweepDirectory, results: Results) -> None:
@@ -28,17 +28,18 @@ def write_seeds(directory: SweepDirectory, results: Results) -> None:
     make_directory(folder)
     for wave in directory.read_waves():
         if directory.is_finished(wave):
-            table = columns.read_all(directory.wave_path(wave.number) / "metrics")
+            table = read_wave(directory, wave)
             for place, member in enumerate(wave.members):
                 _write_rows(folder / f"{member.seed}.jsonl", table, place)
 
 
 def _write_rows(path: Path, table: dict[str, np.ndarray], place: int) -> None:
-    """Write the metrics of one member, which has a place on the second axis of each table."""
+    """Write the metrics of one member, which has a place on the second axis of each table, up to its end."""
     path.unlink(missing_ok=True)
     rows = JsonLines(path)
-    for number in range(len(table["update"])):
-        values = {name: column[number] if column.ndim == 1 else column[number, place] for name, column in table.items()}
+    own = {name: column for name, column in table.items() if not name.startswith("evolution/")}
+    for number in np.flatnonzero(~np.isnan(table["update/frozen"][:, place])):
+        values = {name: column[number] if column.ndim == 1 else column[number, place] for name, column in own.items()}
         missing = [name for name, value in values.items() if name.startswith("evaluate/") and np.isnan(value)]
         rows.log({name: value.item() for name, value in values.items() if name not in missing})
     rows.close()
