@@ -130,6 +130,16 @@ def test_a_dry_run_shows_members_and_memory_and_trains_nothing(here, capsys, mon
     assert sorted(here.rglob("*")) == before
 
 
+def test_a_dry_run_counts_the_members_of_an_evolution_that_are_trained_again(here, capsys):
+    """Each stands for itself, whatever it began with."""
+    parameters = {"clip_range": {"low": 0.1, "high": 0.2}}
+    again = {"evolution": {}, "confirm": {"top": 5, "seeds": 1}}
+    path = write(here / "dry.yaml", parameters=parameters, samples=2, seeds=2, **again)
+    assert main(["sweep", path, "--dry-run"]) == 0
+    (here / "dry.yaml").unlink()
+    assert facts(capsys.readouterr().out)["then"] == "the best 4 again, with 1 fresh seed"
+
+
 def test_the_memory_of_a_dry_run_is_that_of_a_member(here, capsys):
     assert main(["sweep", "small.yaml", "--dry-run"]) == 0
     (each,) = re.findall(r"at least ([\d.]+) MiB", capsys.readouterr().out)

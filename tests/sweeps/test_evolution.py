@@ -1,6 +1,7 @@
 """Population-based training, and the schedule that it found."""
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -122,18 +123,27 @@ def test_a_coefficient_that_the_other_settings_leave_unused_is_refused(tmp_path)
     assert not (tmp_path / "s").exists()
 
 
+EVOLVING = {
+    "algorithm": "ppo",
+    "settings": {**SMALL, "total_steps": 32 * 40},
+    "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
+    "sampler": "latin_hypercube",
+    "samples": 8,
+    "evolution": {"interval": "10%", "factor": 1.5},
+    "confirm": {"top": 1, "seeds": 2},
+}
+
+
 @pytest.fixture(scope="module")
 def evolved(tmp_path_factory):
-    definition = {
-        "algorithm": "ppo",
-        "settings": {**SMALL, "total_steps": 32 * 40},
-        "parameters": {"learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"}},
-        "sampler": "latin_hypercube",
-        "samples": 8,
-        "evolution": {"interval": "10%", "factor": 1.5},
-        "confirm": {"top": 1, "seeds": 2},
-    }
-    return lehr.sweep(definition, out=tmp_path_factory.mktemp("sweeps") / "pbt", progress=False)
+    return lehr.sweep(EVOLVING, out=tmp_path_factory.mktemp("sweeps") / "pbt", progress=False)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Two seeds of each of four points, and the schedules of the best five members again: two are of one point."""
+    definition = {**EVOLVING, "samples": 4, "seeds": 2, "confirm": {"top": 5, "seeds": 2}}
+    return lehr.sweep(definition, out=tmp_path_factory.mktemp("sweeps") / "several", progress=False)
 
 
 def line_of(parents, place):
@@ -183,6 +193,61 @@ def test_the_rows_of_a_member_are_those_of_its_ancestors(evolved, tmp_path):
         np.testing.assert_array_equal(evolved.results.returns[:, place, 0], table["episode/return"][rows, line])
         rates = table["coef/learning_rate"][rows, line]
         np.testing.assert_array_equal(evolved.results.schedules["learning_rate"][:, place], rates)
+
+
+def schedule_of(found, number):
+    directory = SweepDirectory(found.directory)
+    member = next(one for wave in directory.read_waves() for one in wave.members if one.number == number)
+    return str(paths(directory, found.definition, member)["learning_rate"].schedule)
+
+
+def test_every_schedule_is_judged_by_its_own_fresh_scores(several):
+    results, ranking = several.results, several.ranking
+    assert results.members.tolist() == [[number] for number in range(8)]
+    best = np.argsort(-results.scores[:, 0], kind="stable")[:5].tolist()
+    fresh = SweepDirectory(several.directory).read_waves()[1].members
+    assert [one.configuration for one in fresh] == [number for number in best for _ in range(2)]
+    assert [one.settings["learning_rate"] for one in fresh] == [
+        schedule_of(several, number) for number in best for _ in range(2)
+    ]
+    assert len({one.settings["learning_rate"] for one in fresh}) > 1
+    table = columns.read(SweepDirectory(several.directory).wave_path(1) / "metrics", ["evaluate/return"])
+    scores = table["evaluate/return"][-1, :10].reshape(5, 2)
+    assert {number: again.tolist() for number, again in results.again.items()} == dict(
+        zip(best, scores.tolist(), strict=True)
+    )
+    assert ranking.winner in np.array(best)[scores.mean(axis=1) == scores.mean(axis=1).max()]
+    assert str(several.winning_paths["learning_rate"].schedule) == schedule_of(several, ranking.winner)
+
+
+def as_an_earlier_version(found, path, waves):
+    """A copy of a sweep with the configurations of an earlier version, which had the seeds of a point in common."""
+    shutil.copytree(found.directory, path)
+    read = json.loads((path / "waves.json").read_text())[:waves]
+    for member in (member for wave in read for member in wave["members"]):
+        member["configuration"] //= 2
+    (path / "waves.json").write_text(json.dumps(read))
+    for number in range(waves, 2):
+        shutil.rmtree(path / "waves" / f"{number:03d}")
+    return path
+
+
+@pytest.mark.parametrize("waves", [2, 1])
+def test_a_sweep_of_an_earlier_version_is_judged_by_the_schedule_of_its_best_member(several, waves, tmp_path):
+    """It pooled the fresh scores of all schedules of a configuration; it goes on with its own numbers."""
+    path = as_an_earlier_version(several, tmp_path / "s", waves)
+    found = lehr.load_sweep(path) if waves == 2 else lehr.resume_sweep(path, progress=False)
+    assert found.is_finished
+    assert found.results.members.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    best = np.argsort(-several.results.scores[:, 0], kind="stable")[:5].tolist()
+    judged = {number // 2: number for number in reversed(best)}  # the first of them stays
+    assert {row: again.tolist() for row, again in found.results.again.items()} == {
+        row: several.results.again[number].tolist() for row, number in judged.items()
+    }
+    winner = judged[found.ranking.winner]
+    assert str(found.winning_paths["learning_rate"].schedule) == schedule_of(several, winner)
+    (run,) = lehr.pick(found, "best", out=tmp_path / "run")
+    assert str(lehr.schedule(lehr.load(run).config["learning_rate"])) == schedule_of(several, winner)
 
 
 @pytest.mark.parametrize("changes", [{"evolution": {"interval": "25%"}}, {"halving": {"places": 2, "first": "25%"}}])

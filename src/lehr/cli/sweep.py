@@ -146,7 +146,8 @@ def _preview(definition: Definition, wave_size: int | None) -> None:
     total = chosen * seeds
     at_once = min(total, wave_size or total, (definition.halving and definition.halving.places) or total)
     facts = {"members": f"{chosen} {plural('configuration', chosen)} x {seeds} {plural('seed', seeds)} = {total}"}
-    top, fresh = min(definition.confirm.top, chosen), definition.confirm.seeds
+    judged = chosen if definition.evolution is None else total  # with evolution, each member stands for itself
+    top, fresh = min(definition.confirm.top, judged), definition.confirm.seeds
     if top and fresh:
         facts["then"] = f"the best {top} again, with {fresh} fresh {plural('seed', fresh)}"
     facts |= {

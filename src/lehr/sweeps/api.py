@@ -79,9 +79,11 @@ class SweepResult:
 
     @property
     def winning_paths(self) -> dict[str, Fit]:
-        """If members changed while they trained: by coefficient, the path that led to the best of them."""
+        """If members changed while they trained: by coefficient, the path that led to the winner of the ranking."""
         directory = SweepDirectory(self.directory)
-        members = [member for wave in directory.read_waves() for member in wave.members if not member.fresh]
+        numbers = set(self.results.members[self.ranking.winner].tolist())
+        members = [member for wave in directory.read_waves() for member in wave.members if member.number in numbers]
+        # A sweep of an earlier version may have several in a row: the best of them was trained again first.
         return paths(directory, self.definition, members[_best_first(scores(directory, members))[0]])
 
     @property
@@ -294,17 +296,24 @@ def _run(
 
 
 def _search(definition: Definition, sampler: Sampler, directory: SweepDirectory, waves: Waves) -> list[Member]:
-    """Train the configurations that the sampler asks for, and return the members."""
+    """Train the configurations that the sampler asks for, and return the members.
+
+    If members change while they train, equal values at the beginning say nothing about the end: two seeds of them
+    become copies of different members. So each is a configuration of its own.
+    """
     adapts = definition.sampler.startswith(OPTUNA)
     count = -(-(definition.samples or 1) // ROUNDS) if adapts else MOST_CONFIGURATIONS
     tried: list[Member] = []
     while asked := sampler.ask(count):
         members = members_of(asked, definition.seeds, len(tried))
+        if definition.evolution is not None and definition.parameters:
+            members = [replace(member, configuration=member.number) for member in members]
         waves.trainer.know(asked)
         if not tried:
             directory.check_settings(waves.trainer.settings(members[0]))
         waves.train(members)
-        tried += members
+        known = {member.number: member for wave in waves.waves for member in wave.members}
+        tried += [known[member.number] for member in members]  # as an earlier version may have numbered them
         if adapts:
             sampler.tell(asked, _estimates(directory, members, len(asked)).tolist())
     return tried
@@ -325,7 +334,7 @@ def _best_first(found: np.ndarray) -> np.ndarray:
 def _confirm(definition: Definition, directory: SweepDirectory, waves: Waves, tried: list[Member]) -> None:
     """Train the best configurations again with fresh seeds: the best of many was in part the luckiest.
 
-    If members changed while they trained, the best one's path is trained again, as a schedule.
+    If members changed while they trained, the paths of the best ones are trained again, as schedules.
     """
     top, count = definition.confirm
     if not top or not count:

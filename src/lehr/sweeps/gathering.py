@@ -25,6 +25,19 @@ def scores(directory: SweepDirectory, members: Iterable[Member]) -> np.ndarray:
     return np.array([found.get(member.number, np.nan) for member in members])
 
 
+def fresh_of(members: Iterable[Member]) -> list[Member]:
+    """The members with fresh seeds that judge a configuration: the first with each seed.
+
+    With evolution, earlier versions trained several schedules of a configuration again. The first is that of its best
+    member, and the others do not judge it.
+    """
+    first: dict[tuple[int, int], Member] = {}
+    for member in sorted(members, key=lambda member: member.number):
+        if member.fresh:
+            first.setdefault((member.configuration, member.seed), member)
+    return list(first.values())
+
+
 def gather(
     directory: SweepDirectory,
     algorithm: str,
@@ -88,7 +101,7 @@ def gather(
         ages = of_each({number: _ages(table) for number, table in tables.items()})
         halved = Halved(ages, last(RUNG_SCORE), (numbers >= 0) & np.isnan(last(SCORE)))
     again: dict[int, list[float]] = {}
-    for member, score in zip(fresh := [m for m in members if m.fresh], scores(directory, fresh), strict=True):
+    for member, score in zip(fresh := fresh_of(members), scores(directory, fresh), strict=True):
         again.setdefault(row_of[member.configuration], []).append(score)
     shape = (len(configurations), width, len(grid))
     curves = np.array([[of(number, "episode/return") for number in row] for row in numbers]).reshape(shape)

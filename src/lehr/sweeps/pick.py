@@ -16,7 +16,7 @@ from lehr.sweeps.api import SweepResult, final_settings, load_sweep
 from lehr.sweeps.changes import make_changes
 from lehr.sweeps.definition import Definition
 from lehr.sweeps.directory import Member, SweepDirectory, Wave
-from lehr.sweeps.gathering import scores
+from lehr.sweeps.gathering import fresh_of, scores
 from lehr.sweeps.wave_metrics import read_wave
 from lehr.training import checkpoint, settings_file
 from lehr.training.directory import RunDirectory
@@ -160,7 +160,8 @@ def _best_member(directory: SweepDirectory, result: SweepResult, row: int, waves
     """The number of the member of a configuration, fresh seeds included, with the highest score."""
     known = {member.number: member for wave in waves for member in wave.members}
     configuration = known[int(result.results.members[row][0])].configuration
-    members: list[Member] = [member for member in known.values() if member.configuration == configuration]
+    judging = [member for member in known.values() if not member.fresh] + fresh_of(known.values())
+    members: list[Member] = [member for member in judging if member.configuration == configuration]
     found = scores(directory, members)
     return members[int(np.nanargmax(found)) if np.isfinite(found).any() else 0].number
 
