@@ -49,6 +49,7 @@ OTHERS = {
     **dict.fromkeys(("out", "out_dir", "output", "output_dir", "save_dir", "save_path"), _RUN_DIR),
     **dict.fromkeys(("steps", "timesteps", "n_timesteps", "max_timesteps", "train_steps", "training_steps"), _STEPS),
     **dict.fromkeys(("render", "render_mode", "capture_video", "record_video"), _FILM),
+    "no_anneal_lr": "a number stays the same all along; write learning_rate=2.5e-4",
     "resume": "'lehr resume RUN' continues a stopped run, in Python lehr.resume(RUN)",
     **dict.fromkeys(("torch_deterministic", "deterministic"), _REPEATS),
     "backend": "it belongs to Brax's environments: env_parameters={'backend': 'spring'}",
