@@ -158,6 +158,10 @@ def test_random_actions_are_possible_ones():
     obs = {"action_mask": jnp.array([[1, 0, 1, 1], [0, 1, 0, 1]], jnp.int8), "seen": jnp.zeros(4)}
     drawn = jax.vmap(lambda key: masks.sample(space, action, obs, key))(jax.random.split(jax.random.key(0), 100))
     assert {tuple(row) for row in np.asarray(drawn).tolist()} == {(0, 1), (0, 3)}
+    space, action = masked((3,)), Discrete(3, start=5)
+    obs = {"action_mask": jnp.array([1, 0, 1], jnp.int8), "seen": jnp.zeros(4)}
+    drawn = jax.vmap(lambda key: masks.sample(space, action, obs, key))(jax.random.split(jax.random.key(0), 100))
+    assert set(np.asarray(drawn).tolist()) == {5, 7}
 
 
 @dataclass(frozen=True)

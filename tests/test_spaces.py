@@ -20,7 +20,8 @@ NESTED = Dict(
         "image": IMAGE,
     }
 )
-SPACES = [Box(-1, 1, (3,)), Box([0, -np.inf], [np.inf, 2]), IMAGE, Discrete(4), MultiDiscrete((2, 5)), NESTED]
+SPACES = [Box(-1, 1, (3,)), Box([0, -np.inf], [np.inf, 2]), IMAGE, Discrete(4), Discrete(4, start=-2)]
+SPACES += [MultiDiscrete((2, 5)), NESTED]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -55,6 +56,13 @@ def test_box_equality_is_by_value():
     assert Dict({"a": Discrete(2)}) != Dict({"a": Discrete(3)})
 
 
+def test_a_discrete_space_says_where_it_starts():
+    assert repr(Discrete(3)) == "Discrete(n=3)"
+    assert repr(Discrete(3, start=5)) == "Discrete(n=3, start=5)"
+    assert Discrete(3) == Discrete(3, start=0) != Discrete(3, start=5)
+    assert Discrete(1, start=2**31 - 1).contains(2**31 - 1)
+
+
 def test_box_bounds_cannot_be_changed():
     with pytest.raises(ValueError, match="read-only"):
         Box(0, 1, (2,)).low[0] = -1
@@ -74,6 +82,8 @@ def test_box_contains_agrees_with_gymnasium(first, second):
         (IMAGE, np.zeros((4, 4, 3), np.float32)),
         (Discrete(3), 3),
         (Discrete(3), -1),
+        (Discrete(3, start=5), 4),
+        (Discrete(3, start=5), 8),
         (Discrete(3), 1.0),
         (MultiDiscrete((2, 3)), np.array([2, 0])),
         (MultiDiscrete((2, 3)), np.array([0.0, 0.0])),
@@ -95,7 +105,11 @@ def test_box_samples_follow_the_bounds():
 
 @pytest.mark.parametrize(
     ("space", "values"),
-    [(Box(250, 255, dtype=np.uint8), range(250, 256)), (Discrete(3), range(3)), (MultiDiscrete((3,)), range(3))],
+    [
+        (Box(250, 255, dtype=np.uint8), range(250, 256)),
+        (Discrete(3, start=-1), range(-1, 2)),
+        (MultiDiscrete((3,)), range(3)),
+    ],
     ids=str,
 )
 def test_integer_samples_reach_every_value_equally(space, values):
@@ -123,12 +137,13 @@ def test_flatten_agrees_with_gymnasium(space):
         (lambda: Box(0, 256, dtype=np.uint8), "bounds 0 to 256, outside the range of uint8, 0 to 255"),
         (lambda: Box(-np.inf, 0, dtype=np.int32), "outside the range of int32"),
         (lambda: Discrete(0), "Discrete got n=0; it must be 1 or more"),
+        (lambda: Discrete(2, start=2**31 - 1), "n=2 and start=2147483647; its integers must be from -2147483648 to 21"),
         (
             lambda: MultiDiscrete((2, 0)),
             r"MultiDiscrete got nvec=\(2, 0\); it needs at least one entry, and each must be 1 or more",
         ),
         (
-            lambda: from_gymnasium(gymnasium.spaces.Discrete(3, start=1)),
+            lambda: from_gymnasium(gymnasium.spaces.MultiDiscrete([2, 3], start=[0, 1])),
             "is not supported: wrap the environment so that its space is a Box",
         ),
         (

@@ -91,7 +91,7 @@ def sample(observation_space: Space, action_space: Space, obs: PyTree, key: Key)
     keys = jax.random.split(key, len(_components(action_space)))
     parts = zip(keys, _split(action_space, logits), strict=True)
     drawn = jnp.stack([jax.random.categorical(k, part) for k, part in parts]).astype(action_space.dtype)
-    return drawn[0] if isinstance(action_space, Discrete) else drawn
+    return drawn[0] + action_space.start if isinstance(action_space, Discrete) else drawn
 
 
 def without_action(observation_space: Space, action_space: Space, obs: Any) -> Any:

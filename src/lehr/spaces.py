@@ -109,13 +109,27 @@ def _brief(bound: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Discrete:
-    """The integers `0, ..., n - 1`."""
+    """The integers `start, ..., start + n - 1`.
+
+    Networks count from 0: `lehr.acting.agent.act` adds `start`, so that environments, policies and files have members
+    of the space.
+    """
 
     n: int
+    start: int = 0
 
     def __post_init__(self) -> None:
         if self.n < 1:
             raise InputError(f"Discrete got n={self.n}; it must be 1 or more.")
+        limits = np.iinfo(np.int32)
+        if self.start < limits.min or self.start + self.n - 1 > limits.max:
+            raise InputError(
+                f"Discrete got n={self.n} and start={self.start}; its integers must be from {limits.min} to "
+                f"{limits.max}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Discrete(n={self.n}, start={self.start})" if self.start else f"Discrete(n={self.n})"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,12 +143,15 @@ class Discrete:
 
     def sample(self, key: Key) -> jax.Array:
         """Sample uniformly, int32 `[]`."""
-        return jax.random.randint(key, (), 0, self.n, jnp.int32)
+        drawn = jax.random.randint(key, (), 0, self.n, jnp.int32)
+        return drawn + self.start if self.start else drawn
 
     def contains(self, x: Any) -> bool:
-        """Whether a concrete value is an integer from 0 to n - 1."""
+        """Whether a concrete value is an integer from `start` to `start + n - 1`."""
         x = np.asarray(x)
-        return bool(x.shape == () and np.issubdtype(x.dtype, np.integer) and 0 <= x < self.n)
+        return bool(
+            x.shape == () and np.issubdtype(x.dtype, np.integer) and self.start <= x and x - self.start < self.n
+        )
 
 
 @dataclass(frozen=True)
@@ -235,7 +252,7 @@ def flatten(space: Space, x: PyTree) -> jax.Array:
         case Box():
             return jnp.ravel(x).astype(jnp.float32)
         case Discrete():
-            return jax.nn.one_hot(x, space.n, dtype=jnp.float32)
+            return jax.nn.one_hot(x - space.start if space.start else x, space.n, dtype=jnp.float32)
         case MultiDiscrete():
             return jnp.concatenate([jax.nn.one_hot(x[i], n, dtype=jnp.float32) for i, n in enumerate(space.nvec)])
         case Dict():
@@ -263,7 +280,7 @@ def to_gymnasium(space: Space) -> Any:
         case Box():
             return spaces.Box(space.low, space.high, space.shape, space.dtype.type)
         case Discrete():
-            return spaces.Discrete(space.n)
+            return spaces.Discrete(space.n, start=space.start)
         case MultiDiscrete():
             return spaces.MultiDiscrete(space.nvec)
         case Dict():
@@ -276,8 +293,8 @@ def from_gymnasium(space: Any) -> Space:
     match space:
         case spaces.Box():
             return Box(space.low, space.high, space.shape, space.dtype)
-        case spaces.Discrete(start=0):
-            return Discrete(int(space.n))
+        case spaces.Discrete():
+            return Discrete(int(space.n), int(space.start))
         case spaces.MultiDiscrete() if space.nvec.ndim == 1 and not space.start.any():
             return MultiDiscrete(tuple(space.nvec))
         case spaces.MultiBinary():
@@ -286,7 +303,7 @@ def from_gymnasium(space: Any) -> Space:
             return Dict({name: from_gymnasium(inner) for name, inner in space.spaces.items()})
     raise InputError(
         f"The Gymnasium space {space} is not supported: wrap the environment so that its space is a Box, a "
-        "MultiBinary, a Discrete or one-dimensional MultiDiscrete that starts at 0, or a Dict of these."
+        "MultiBinary, a Discrete, a one-dimensional MultiDiscrete that starts at 0, or a Dict of these."
     )
 
 

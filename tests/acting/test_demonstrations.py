@@ -121,6 +121,7 @@ def test_actions_outside_of_their_space_are_refused():
     for space, actions in (
         (Box(-1, 1, (1,)), np.full((6, 1), 1.5, np.float32)),
         (MultiDiscrete((2, 3)), np.tile([2, 0], (6, 1))),
+        (Discrete(3, start=5), np.arange(6) % 3),  # as versions recorded them that counted from 0
     ):
         with pytest.raises(InputError, match="outside of the environment's space"):
             checked(small(actions=actions), Spaces(SPACES.observation, space), "demos.npz")

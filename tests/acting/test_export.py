@@ -29,6 +29,7 @@ MIXED = Dict(
 
 KINDS = {
     "discrete": (VECTOR, Discrete(3), {}, False),
+    "from 5": (Dict({"gear": Discrete(3, start=-4), "seen": VECTOR}), Discrete(3, start=5), {}, False),
     "squashed": (VECTOR, BOUNDED, {"distribution": "tanh_normal", "activation": "silu"}, True),
     "clipped": (VECTOR, BOUNDED, {"state_dependent_std": True, "activation": "gelu", "layer_norm": True}, True),
     "unbounded": (VECTOR, Box(-np.inf, np.inf, (2,)), {"shared": True, "activation": "elu", "hidden_sizes": ()}, False),
@@ -78,7 +79,7 @@ def draw(space, rng):
         case Box():
             return rng.uniform(space.low, space.high, (SIZE, *space.shape)).astype(space.dtype)
         case Discrete():
-            return rng.integers(space.n, size=SIZE, dtype=np.int32)
+            return rng.integers(space.start, space.start + space.n, size=SIZE, dtype=np.int32)
         case MultiDiscrete():
             return rng.integers(space.nvec, size=(SIZE, len(space.nvec)), dtype=np.int32)
 
@@ -143,7 +144,7 @@ def test_onnx(expected, tmp_path):
         equal(dict(enumerate(carry.values())), dict(enumerate(jax.tree.leaves(memory))))
 
 
-@pytest.mark.parametrize("expected", ["discrete", "clipped", "gru", "image"], indirect=True)
+@pytest.mark.parametrize("expected", ["discrete", "from 5", "clipped", "gru", "image"], indirect=True)
 def test_stablehlo(expected, tmp_path):
     policy, answers = expected
     written = lehr.export(policy, "stablehlo", tmp_path / "policy.stablehlo").read_bytes()

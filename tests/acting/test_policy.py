@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lehr
-from lehr.acting.agent import clip_to
+from lehr.acting.agent import member_of
 from lehr.maths.normalise import RunningStatistics, update_statistics
 from lehr.spaces import Box, Discrete
 from lehr.training.plan import make_plan
@@ -80,8 +80,9 @@ def test_actions_are_legal(observations):
 
 def test_an_action_is_clipped_to_a_box_alone():
     space = Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 3.0], np.float32))
-    assert clip_to(space, jnp.array([[-5.0, -5.0], [0.5, 2.0], [5.0, 5.0]])).tolist() == [[-1, 0], [0.5, 2], [1, 3]]
-    assert clip_to(Discrete(2), jnp.array([7])).tolist() == [7]
+    assert member_of(space, jnp.array([[-5.0, -5.0], [0.5, 2.0], [5.0, 5.0]])).tolist() == [[-1, 0], [0.5, 2], [1, 3]]
+    assert member_of(Discrete(2), jnp.array([1])).tolist() == [1]
+    assert member_of(Discrete(2, start=-3), jnp.array([0, 1])).tolist() == [-3, -2]
 
 
 def test_observations_are_normalised_by_the_statistics_of_the_run(observations):

@@ -119,6 +119,30 @@ def test_a_rollout_holds_the_steps_that_were_made(horizon):
     assert min(seen.values()) > 0, f"the rollouts must hold every kind of end: {seen}"
 
 
+class CountingFrom7(Counting):
+    """Its actions are 7 and 8."""
+
+    action_space = Discrete(2, start=7)
+
+    def step(self, key, state, action):
+        return super().step(key, state, action - 7)
+
+
+def test_an_environment_gets_actions_from_where_its_space_starts():
+    env = AutoReset(TimeLimit(CountingFrom7(), LIMIT))
+    network, params = network_of("mlp")
+    agent = ppo.Algorithm(ppo.Config(), network)
+    actor = initial_actor(env, agent, NUM_ENVS, jax.random.key(2))
+    collected = collect(env, agent, params, actor, (), horizon=LONG, key=jax.random.key(3), needs=frozenset({"taken"}))
+    rollout = collected.rollout
+    lived, _, _ = replay(
+        rollout.action, np.zeros(NUM_ENVS), np.zeros(NUM_ENVS, int)
+    )  # what is learned from counts from 0
+    np.testing.assert_array_equal(rollout.reward, lived["final"])
+    np.testing.assert_array_equal(rollout.taken, rollout.action + 7)
+    assert set(np.asarray(rollout.taken).ravel().tolist()) == {7, 8}
+
+
 @pytest.mark.parametrize("torso", ["mlp", "gru+mlp"])
 @pytest.mark.parametrize("horizon", [SHORT, LONG])
 def test_the_next_value_is_of_the_observation_that_followed(torso, horizon):

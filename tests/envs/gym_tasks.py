@@ -28,6 +28,23 @@ class Endless(gymnasium.Env):
         return np.zeros(1), 1.0, False, False, {}
 
 
+class Dial(gymnasium.Env):
+    """A dial that its action turns by 5, 6 or 7; 7 is best. It shows where it stands."""
+
+    observation_space = Box(0, 10_000, (1,), np.float32)
+    action_space = Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(5))
+        return np.array([self.place], np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.place += int(action)
+        return np.array([self.place], np.float32), float(action == 7), False, False, {}
+
+
 class Walk(gymnasium.Env):
     """A random walk whose steps the action scales: its state depends on the seed and on every action."""
 
@@ -220,6 +237,7 @@ class WrongBatch(gymnasium.vector.VectorEnv):
 
 
 gymnasium.register("Endless-v0", Endless, max_episode_steps=3)
+gymnasium.register("Dial-v0", Dial, max_episode_steps=8)
 gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
 gymnasium.register("Picture-v0", Picture)

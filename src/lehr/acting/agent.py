@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from lehr.maths.distributions import Distribution
 from lehr.maths.normalise import RunningStatistics, normalise
 from lehr.networks import ActorCriticNetwork
-from lehr.spaces import Box, Space
+from lehr.spaces import Box, Discrete, Space
 from lehr.types import Key, PyTree
 
 
@@ -68,7 +68,7 @@ class Acted(NamedTuple):
     obs: PyTree
     """As the agent saw it, after normalisation."""
     action: PyTree
-    """As the agent chose it, before squashing or clipping to the action space."""
+    """As the agent chose it: before squashing or clipping to the action space, and counted from 0."""
     kept: dict[str, Any]
     """What else the agent stores: `log_prob`, `value`, and so on."""
 
@@ -88,7 +88,7 @@ def act(
     seen = observed(statistics, obs)
     carry, action, kept = agent.act(params, carry, seen, reset, key, greedy)
     rest = {name: value for name, value in kept.items() if name != "action"}
-    return carry, clip_to(action_space, action), Acted(seen, kept.get("action", action), rest)
+    return carry, member_of(action_space, action), Acted(seen, kept.get("action", action), rest)
 
 
 def action_keys(key: Key, horizon: int, action_space: Space, noise_steps: int) -> Key:
@@ -108,8 +108,14 @@ def observed(statistics: Any, obs: PyTree) -> PyTree:
     return normalise(statistics, obs) if isinstance(statistics, RunningStatistics) else obs
 
 
-def clip_to(space: Space, action: PyTree) -> PyTree:
-    """Clip a continuous action to the bounds of its Box; return other actions unchanged."""
+def member_of(space: Space, action: PyTree) -> PyTree:
+    """Return a network's action as a member of the space: clipped to a Box, or counted from the start of a Discrete.
+
+    >>> member_of(Discrete(3, start=5), jnp.int32(2)), member_of(Box(-1, 1, (1,)), jnp.array([3.0]))
+    (Array(7, dtype=int32), Array([1.], dtype=float32))
+    """
+    if isinstance(space, Discrete) and space.start:
+        return action + space.start
     if not isinstance(space, Box):
         return action
     return jnp.clip(action, *(jnp.broadcast_to(bound, action.shape) for bound in (space.low, space.high)))

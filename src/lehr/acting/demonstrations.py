@@ -207,7 +207,7 @@ def _check_range(name: str, field: str, space: Box | Discrete | MultiDiscrete, v
     high: Any = 0
     match space:
         case Discrete():
-            high = space.n - 1
+            low, high = space.start, space.start + space.n - 1
         case MultiDiscrete():
             high = np.array(space.nvec) - 1
         case Box():

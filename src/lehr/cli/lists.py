@@ -108,7 +108,7 @@ def _space_text(space: Space) -> str:
         case Dict():
             return ", ".join(f"{name}: {_space_text(inner)}" for name, inner in space.spaces.items())
         case Discrete():
-            return f"Discrete {space.n}"
+            return f"Discrete {space.n}" + (f" from {space.start}" if space.start else "")
         case MultiDiscrete():
             return f"MultiDiscrete {list(space.nvec)}"
     return f"Box {list(space.shape)}"

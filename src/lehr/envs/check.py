@@ -241,7 +241,7 @@ def _bounds(space: Box | Discrete | MultiDiscrete) -> tuple[Any, Any]:
         case Box():
             return space.low, space.high
         case Discrete():
-            return 0, space.n - 1
+            return space.start, space.start + space.n - 1
         case MultiDiscrete():
             return 0, np.array(space.nvec) - 1
 

@@ -12,6 +12,7 @@ An operation takes values by name and gives one. `add_actor` appends the operati
 | `to_float` | float32 |
 | `round_to_half` | float32 with the precision of float16 |
 | `one_hot` | integers `[...]` to float32 `[..., size]` |
+| `offset` | integers plus the integer `by` |
 | `flatten` | `[N, ...]` to `[N, size]` |
 | `slice` | entries `begin` to `end` of the last axis |
 | `concatenate` | along the last axis |
@@ -183,7 +184,8 @@ def _add_vector(graph: Graph, view: View, observed: Mapping[tuple[str, ...], str
                 x = _add_float(graph, leaf, observed)
                 parts.append(x if len(space.shape) == 1 else graph.add("flatten", x))
             case Discrete():
-                parts.append(graph.add("one_hot", observed[path], size=space.n))
+                x = graph.add("offset", observed[path], by=-space.start) if space.start else observed[path]
+                parts.append(graph.add("one_hot", x, size=space.n))
             case MultiDiscrete():
                 for index, size in enumerate(space.nvec):
                     entry = graph.add("slice", observed[path], begin=index, end=index + 1)

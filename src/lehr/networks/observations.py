@@ -133,6 +133,6 @@ def _flatten(space: Box | Discrete | MultiDiscrete, x: jax.Array) -> jax.Array:
         case Box():
             return to_float(x).reshape(*x.shape[: x.ndim - len(space.shape)], flatten_space(space).shape[0])
         case Discrete():
-            return jax.nn.one_hot(x, space.n)
+            return jax.nn.one_hot(x - space.start if space.start else x, space.n)
         case MultiDiscrete():
             return jnp.concatenate([jax.nn.one_hot(x[..., i], n) for i, n in enumerate(space.nvec)], -1)

@@ -295,7 +295,7 @@ def test_the_vectorised_version_of_an_environment():
 def test_spaces_are_those_of_gymnasium_in_32_bits():
     endless = make(TASKS + "Endless-v0")
     assert endless.observation_space == spaces.Box(0, 100, (1,))
-    assert endless.action_space == spaces.Discrete(2)
+    assert endless.action_space == spaces.Discrete(2, start=1)
     mixed = make(TASKS + "Mixed-v0")
     assert mixed.action_space == spaces.MultiDiscrete((2, 3))
     assert mixed.observation_space.spaces["picture"].dtype == np.uint8
@@ -389,7 +389,7 @@ def test_a_registered_class_of_gymnasium_has_its_time_limit(monkeypatch):
     register("Endless-v9", max_steps=5)(Endless)
     batch = make("Endless-v9").start(1)
     batch.reset(SEEDS[:1])
-    assert [bool(batch.step(np.zeros(1, int)).truncated[0]) for _ in range(6)] == [False] * 4 + [True, False]
+    assert [bool(batch.step(np.ones(1, int)).truncated[0]) for _ in range(6)] == [False] * 4 + [True, False]
     assert len(make("tests.envs.gym_tasks:Endless").initial_state(SEEDS)["actions"]) == 5
 
 

@@ -106,6 +106,7 @@ def _agree(space: Space, found: dict[str, np.ndarray], expected: np.ndarray) -> 
     if not isinstance(space, Discrete | MultiDiscrete):
         return bool(np.all(np.abs(found["action"] - expected) <= TOLERANCE * np.maximum(1, np.abs(expected))))
     counts = (space.n,) if isinstance(space, Discrete) else space.nvec
+    expected = expected - space.start if isinstance(space, Discrete) else expected
     parts = np.split(found["logits"], np.cumsum(counts)[:-1], axis=-1)
     for logits, chosen in zip(parts, expected.reshape(len(expected), -1).T, strict=True):
         best, picked = logits.max(-1), np.take_along_axis(logits, chosen[:, None], -1)[:, 0]

@@ -47,6 +47,7 @@ OPERATIONS = {
     "to_float": lambda x: x.astype(np.float32),
     "round_to_half": lambda x: x.astype(np.float16).astype(np.float32),
     "one_hot": lambda x, size: (x[..., None] == np.arange(size)).astype(np.float32),
+    "offset": lambda x, by: x.astype(np.int64) + by,
     "flatten": lambda x: x.reshape(len(x), math.prod(x.shape[1:])),
     "slice": lambda x, begin, end: x[..., begin:end],
     "concatenate": lambda *parts: np.concatenate(parts, -1),

@@ -107,6 +107,10 @@ class _Model:
         equal = self._node("Equal", (whole, self._constant(np.arange(size))), f"{output}_equal")
         self._to_float(output, equal)
 
+    def _offset(self, output: str, x: str, by: int) -> None:
+        whole = self._node("Cast", (x,), f"{output}_whole", to=self.onnx.TensorProto.INT64)
+        self._node("Add", (whole, self._constant(by)), output)
+
     def _slice(self, output: str, x: str, begin: int, end: int) -> None:
         self._node("Slice", (x, *(self._constant([value]) for value in (begin, end, -1))), output)
 

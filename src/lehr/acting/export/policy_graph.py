@@ -77,10 +77,11 @@ def _add_observation(graph: Graph, policy: Policy, statistics: Any) -> dict[tupl
 
 
 def _add_choice(graph: Graph, space: Any, logits: str, samples: bool) -> str:
-    """Add the most likely choice; the largest of logits with Gumbel noise is a sample."""
+    """Add the most likely choice, from the space's `start`; the largest of logits with Gumbel noise is a sample."""
     given = graph.add("add", logits, NOISE) if samples else logits
     if isinstance(space, Discrete):
-        return graph.add("squeeze", graph.add("argmax", given))
+        choice = graph.add("squeeze", graph.add("argmax", given))
+        return graph.add("offset", choice, by=space.start) if space.start else choice
     ends = np.cumsum(cast(MultiDiscrete, space).nvec).tolist()
     parts = [graph.add("slice", given, begin=end - n, end=end) for n, end in zip(space.nvec, ends, strict=True)]
     return graph.add("concatenate", *(graph.add("argmax", part) for part in parts))

@@ -351,7 +351,8 @@ class Journal:
     Replaying them restores any deterministic environment, whatever language it is written in.
     """
 
-    def __init__(self, state: dict[str, np.ndarray]) -> None:
+    def __init__(self, state: dict[str, np.ndarray], first_action: int = 0) -> None:
+        self.first_action = first_action  # stored actions count from it, also those of earlier versions
         self.seeds, self.elapsed, self.actions = (state[name].copy() for name in ("seeds", "elapsed", "actions"))
         self.index = np.arange(self.actions.shape[1])
 
@@ -370,7 +371,9 @@ class Journal:
         """Record the actions `[N, ...]` of a step; where `done`, bool `[E]`, the next episode begins."""
         agents = len(self.index) // len(self.elapsed)
         line = np.minimum(self.elapsed, len(self.actions) - 1)
-        self.actions[line if agents == 1 else np.repeat(line, agents), self.index] = action
+        self.actions[line if agents == 1 else np.repeat(line, agents), self.index] = (
+            action - self.first_action if self.first_action else action
+        )
         self.elapsed += 1
         if done.any():
             self.elapsed[done] = 0
@@ -385,7 +388,8 @@ class Journal:
         if state["elapsed"].max() > len(state["actions"]):
             raise InputError(f"an episode is longer than the {len(state['actions'])} actions that are stored")
         self.seeds, self.elapsed, self.actions = (state[name].copy() for name in ("seeds", "elapsed", "actions"))
-        return self.actions[: max(1, self.elapsed.max())].copy()
+        actions = self.actions[: max(1, self.elapsed.max())].copy()
+        return actions + self.first_action if self.first_action else actions
 
 
 def next_seeds(seeds: np.ndarray) -> np.ndarray:

@@ -98,16 +98,11 @@ class Pooled(HostEnvironment):
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
-        """EnvPool's action space, counted from 0."""
-        return _quietly(lambda: actions_of(self._raw_action_space))
-
-    @functools.cached_property
-    def _raw_action_space(self) -> Any:
-        return _quietly(lambda: self.spec.gymnasium_action_space)
+        """EnvPool's action space."""
+        return _quietly(lambda: actions_of(self.spec.gymnasium_action_space))
 
     def _batch(self, make_pool: Callable[[np.ndarray], Any], size: int) -> "PoolBatch":
-        first_action = int(getattr(self._raw_action_space, "start", 0))
-        return PoolBatch(make_pool, size, self.raw_observation_space, first_action)
+        return PoolBatch(make_pool, size, self.raw_observation_space)
 
 
 @dataclass(frozen=True)
@@ -169,10 +164,8 @@ class GivenPool(Pooled):
 class PoolBatch(HostBatch):
     """Environments that step together and reset in the step after the end of an episode."""
 
-    def __init__(
-        self, make_pool: Callable[[np.ndarray], Any], size: int, space: spaces.Space, first_action: int
-    ) -> None:
-        self.make_pool, self.size, self.space, self.first_action = make_pool, size, space, first_action
+    def __init__(self, make_pool: Callable[[np.ndarray], Any], size: int, space: spaces.Space) -> None:
+        self.make_pool, self.size, self.space = make_pool, size, space
         self.pool: Any = None
         self.over = np.zeros(size, bool)
 
@@ -184,8 +177,7 @@ class PoolBatch(HostBatch):
 
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step; after the end of an episode it is only a reset, and EnvPool's reward for it is ignored."""
-        taken = action + self.first_action if self.first_action else action
-        obs, reward, terminated, truncated, _ = self.pool.step(taken)
+        obs, reward, terminated, truncated, _ = self.pool.step(action)
         obs = _channels_last(self.space, obs)
         was_over = self.over
         self.over = (terminated | truncated) & ~was_over

@@ -245,7 +245,7 @@ class Gym(HostEnvironment):
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
-        """Gymnasium's action space, counted from 0."""
+        """Gymnasium's action space."""
         return actions_of(self.inspected.action_space)
 
     @property
@@ -295,8 +295,9 @@ class Gym(HostEnvironment):
             return SelfResetting(self._vectorised(num_envs, parameters), mask_shape=self._vector_mask_shape)
         group = self._group(num_envs, parameters)
         if self.autoreset == "seeded":
-            return Seeded(group, self._first_action, self.initial_state(np.zeros(num_envs, np.uint32)))
-        return Singles(group, self._first_action, num_envs, late=self.masks)
+            blank = self.initial_state(np.zeros(num_envs, np.uint32))
+            return Seeded(group, blank, first_action(self.action_space))
+        return Singles(group, num_envs, late=self.masks)
 
     @property
     def _render_mode(self) -> dict[str, str]:
@@ -323,10 +324,6 @@ class Gym(HostEnvironment):
             return group.Local([_one_of_many(*settings) for _ in range(num_envs)])
         functions = [functools.partial(_one_of_many, *settings)] * num_envs
         return group.Workers(self.name, functions, self.inspected.observation_space, self.step_timeout)
-
-    @property
-    def _first_action(self) -> int:
-        return first_action(self.inspected.action_space)
 
     def initial_state(self, seeds: np.ndarray) -> PyTree:
         """Return the seeds and room for the actions of an episode."""
@@ -411,7 +408,7 @@ class GivenVector(HostEnvironment):
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
-        """Gymnasium's action space, counted from 0."""
+        """Gymnasium's action space."""
         return actions_of(self.env.single_action_space)
 
     @property

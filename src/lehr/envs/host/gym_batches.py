@@ -6,7 +6,6 @@ import numpy as np
 
 from lehr.envs.host.answers import over, stacked
 from lehr.envs.host.base import HostBatch, HostStep, Journal, late_reset
-from lehr.envs.host.gym_spaces import first_action
 from lehr.errors import InputError
 from lehr.masks import MASK
 from lehr.plugins import require
@@ -16,8 +15,8 @@ from lehr.types import PyTree
 class Singles(HostBatch):
     """Single environments that reset themselves, in the step that ends an episode, or in the next one (`late`)."""
 
-    def __init__(self, group: Any, first_action: int, size: int, late: bool) -> None:
-        self.group, self.first_action, self.size, self.late = group, first_action, size, late
+    def __init__(self, group: Any, size: int, late: bool) -> None:
+        self.group, self.size, self.late = group, size, late
         self.keeps_time = hasattr(group, "step_timeout")
         self.was_over = np.zeros(size, bool)
 
@@ -40,7 +39,7 @@ class Singles(HostBatch):
 
     def _step_all(self, action: np.ndarray) -> tuple[PyTree, tuple[Any, ...], np.ndarray, np.ndarray, np.ndarray]:
         # A copy, since the environment may write into it and a journal needs the original.
-        answers = self.group.step(action + self.first_action)
+        answers = self.group.step(np.array(action))
         _, reward, terminated, truncated, final = zip(*answers, strict=True)
         flags = stacked("terminated", terminated), stacked("truncated", truncated)
         return self.group.observations(answers), final, stacked("reward", reward), *flags
@@ -59,9 +58,9 @@ class Seeded(Singles):
 
     restores = True
 
-    def __init__(self, group: Any, first_action: int, state: dict[str, np.ndarray]) -> None:
-        super().__init__(group, first_action, len(state["seeds"]), late=False)
-        self.journal = Journal(state)
+    def __init__(self, group: Any, state: dict[str, np.ndarray], first_action: int) -> None:
+        super().__init__(group, len(state["seeds"]), late=False)
+        self.journal = Journal(state, first_action)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
         """Start an episode in each environment."""
@@ -86,7 +85,7 @@ class Seeded(Singles):
 
     def restore(self, state: PyTree) -> PyTree:
         """Replay the episodes."""
-        actions = self.journal.read(state) + self.first_action
+        actions = self.journal.read(state)
         seeds, elapsed = self.journal.seeds, self.journal.elapsed
         replays = {index: (int(seeds[index]), actions[: elapsed[index], index]) for index in range(self.size)}
         return self.group.observations(self.group.each("replay", replays))
@@ -105,7 +104,6 @@ class SelfResetting(HostBatch):
                 "AutoresetMode.SAME_STEP or AutoresetMode.NEXT_STEP."
             )
         self.late = mode == modes.NEXT_STEP
-        self.start = first_action(envs.single_action_space)
         self.over = np.zeros(self.size, bool)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
@@ -118,7 +116,7 @@ class SelfResetting(HostBatch):
 
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step; in next-step mode, the step after the end of an episode is only a reset."""
-        obs, reward, terminated, truncated, info = self.envs.step(action + self.start if self.start else action)
+        obs, reward, terminated, truncated, info = self.envs.step(action)
         done = over(terminated, truncated, self.size)
         if not self.late:
             obs, before = self._masked(obs, info, np.zeros(self.size, bool)), obs

@@ -28,9 +28,7 @@ def _as_32_bit(space: spaces.Space) -> spaces.Space:
 
 
 def actions_of(space: Any) -> spaces.Space:
-    """Convert a Gymnasium action space, with discrete actions counted from 0."""
-    if type(space).__name__ == "Discrete":
-        return spaces.Discrete(int(space.n))
+    """Convert a Gymnasium action space."""
     found = as_32_bit(space)
     if isinstance(found, spaces.Dict):
         raise InputError(
@@ -40,6 +38,6 @@ def actions_of(space: Any) -> spaces.Space:
     return found
 
 
-def first_action(space: Any) -> int:
-    """Return the number of the first discrete action in Gymnasium, usually 0."""
-    return int(space.start) if type(space).__name__ == "Discrete" else 0
+def first_action(space: spaces.Space) -> int:
+    """Return the first discrete action, usually 0, from which a `Journal` counts."""
+    return space.start if isinstance(space, spaces.Discrete) else 0

@@ -27,7 +27,7 @@ from lehr import spaces
 from lehr.envs.host.answers import checked
 from lehr.envs.host.base import HostBatch, HostEnvironment, HostStep, Journal, says_it_renders
 from lehr.envs.host.gym import LONGEST_LOG
-from lehr.envs.host.gym_spaces import actions_of, as_32_bit
+from lehr.envs.host.gym_spaces import actions_of, as_32_bit, first_action
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
@@ -122,7 +122,7 @@ class Parallel(HostEnvironment):
 
     @functools.cached_property
     def action_space(self) -> spaces.Space:
-        """The space shared by all agents, counted from 0."""
+        """The space shared by all agents."""
         return self._shared("action_space", actions_of)
 
     def _shared(self, kind: str, convert: Callable[[Any], spaces.Space]) -> spaces.Space:
@@ -140,7 +140,8 @@ class Parallel(HostEnvironment):
     def start(self, num_envs: int, render: bool = False) -> "Worlds":
         """Create the environments."""
         worlds = [World(self._like_one(self.build(render)), self.agents) for _ in range(num_envs)]
-        return Worlds(worlds, self.observation_space, self.initial_state(np.zeros(num_envs, np.uint32)))
+        blank = self.initial_state(np.zeros(num_envs, np.uint32))
+        return Worlds(worlds, self.observation_space, blank, first_action(self.action_space))
 
     def _like_one(self, env: Any) -> Any:
         """Convert an environment as `one` was."""
@@ -270,8 +271,10 @@ class Worlds(HostBatch):
 
     restores = True
 
-    def __init__(self, worlds: list[World], space: spaces.Space, state: dict[str, np.ndarray]) -> None:
-        self.worlds, self.space, self.journal = worlds, space, Journal(state)
+    def __init__(
+        self, worlds: list[World], space: spaces.Space, state: dict[str, np.ndarray], first_action: int
+    ) -> None:
+        self.worlds, self.space, self.journal = worlds, space, Journal(state, first_action)
         self.num_agents = len(worlds[0].agents)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
@@ -341,7 +344,7 @@ def _stacked(space: spaces.Space, rows: list[Any]) -> PyTree:
 def _action(space: Any, action: np.ndarray) -> Any:
     """Convert an agent's action to the type its space expects."""
     if not action.shape:
-        return int(action) + int(getattr(space, "start", 0))
+        return int(action)
     return np.array(action, space.dtype)  # a copy, since the environment may write into it
 
 
