@@ -242,6 +242,16 @@ def leaves(space: Space) -> list[Box | Discrete | MultiDiscrete]:
     return [leaf for part in space.spaces.values() for leaf in leaves(part)] if isinstance(space, Dict) else [space]
 
 
+def check_actions(space: Space) -> None:
+    """Raise an error for a Box of integers as an action space: a policy draws numbers with fractions for a Box."""
+    if isinstance(space, Box) and space.dtype.kind in "biu":
+        raise InputError(
+            f"Actions are in {space}, a Box of whole numbers, but a policy gives numbers with fractions to a Box: make "
+            "the action space, in a wrapper for example, a MultiDiscrete, or a Box of floats that the environment "
+            "rounds."
+        )
+
+
 def flatten(space: Space, x: PyTree) -> jax.Array:
     """Flatten a member of a space to a float32 vector: boxes ravelled, integers one-hot, dicts concatenated by name.
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 
 class Endless(gymnasium.Env):
@@ -43,6 +43,40 @@ class Dial(gymnasium.Env):
         assert self.action_space.contains(action)
         self.place += int(action)
         return np.array([self.place], np.float32), float(action == 7), False, False, {}
+
+
+class Lights(gymnasium.Env):
+    """Switches, each of which is right if it is as its light is; it shows the lights."""
+
+    observation_space = Box(0, 1, (3,), np.float32)
+    action_space = MultiBinary(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.lights = self.np_random.integers(0, 2, 3)
+        return self.lights.astype(np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        reward = float(np.sum(action == self.lights))
+        self.lights = self.np_random.integers(0, 2, 3)
+        return self.lights.astype(np.float32), reward, False, False, {}
+
+
+class Wheel(gymnasium.Env):
+    """Its actions are whole numbers, or bits with two axes, which no policy gives."""
+
+    observation_space = Box(0, 1, (1,), np.float32)
+
+    def __init__(self, bits=False):
+        self.action_space = MultiBinary((2, 2)) if bits else Box(0, 4, (2,), np.int32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 class Walk(gymnasium.Env):
@@ -238,6 +272,8 @@ class WrongBatch(gymnasium.vector.VectorEnv):
 
 gymnasium.register("Endless-v0", Endless, max_episode_steps=3)
 gymnasium.register("Dial-v0", Dial, max_episode_steps=8)
+gymnasium.register("Lights-v0", Lights, max_episode_steps=8)
+gymnasium.register("Wheel-v0", Wheel, max_episode_steps=8)
 gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
 gymnasium.register("Picture-v0", Picture)

@@ -106,6 +106,10 @@ def test_each_fault_is_named(fault, sentence):
         (object(), "observation_space is None, but must be"),
         (object(), "num_agents is None, but must be"),
         (object(), "The method step is missing"),
+        (
+            Walk(action_space=Box(0, 1, (), np.int32)),
+            r"^Actions are in Box.* a Box of whole numbers, but .* MultiDiscrete",
+        ),
         (Walk(action_space=gymnasium.spaces.Discrete(2)), "convert it with lehr.spaces.from_gymnasium"),
         (Walk(num_agents=0), "num_agents is 0"),
         (Walk(num_agents=2), r"float32\[1\], but must be float32\[2, 1\]"),

@@ -446,6 +446,12 @@ def test_new_parameters_do_not_trace_again(count_traces):
         (VECTOR, Box(-np.inf, np.inf, (2,)), {"distribution": "tanh_normal"}, "bounded Box"),
         (VECTOR, Box(-1, 1, (2, 2)), {}, "flatten the action space"),
         (VECTOR, MIXED, {}, "needs Discrete, MultiDiscrete or Box"),
+        (
+            Box(-1, 1, (4,)),
+            Box(0, 4, (2,), np.int32),
+            {},
+            "a Box of whole numbers, but a policy gives numbers with fractions",
+        ),
     ],
 )
 def test_spaces_that_do_not_fit_are_explained(observation, action, options, message):

@@ -175,6 +175,8 @@ def test_sizes_that_do_not_fit(settings, sentence):
 def test_actions_that_it_cannot_take():
     with pytest.raises(InputError, match="dreamer takes Discrete, MultiDiscrete, or Box with one axis"):
         dreamer_network(PLAIN, Box(-1, 1, (2, 2)), SMALL, jax.random.key(0))
+    with pytest.raises(InputError, match="a Box of whole numbers, but a policy gives numbers with fractions"):
+        dreamer_network(PLAIN, Box(0, 4, (2,), np.int32), SMALL, jax.random.key(0))
 
 
 @pytest.mark.parametrize(("preset", "millions"), [("1m", 1), ("12m", 12), ("25m", 25)])

@@ -12,7 +12,7 @@ from lehr.envs.base import Environment
 from lehr.envs.host.base import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step, own
 from lehr.envs.wrappers import AutoReset
 from lehr.errors import InputError
-from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, check_actions
 from lehr.types import Key, PyTree, Timestep
 
 
@@ -78,6 +78,11 @@ def _attributes(env: Environment) -> list[str]:
             problems.append(
                 f"{name} is {space!r}, but must be a Box, Discrete, MultiDiscrete or Dict from lehr.spaces: {hint}."
             )
+    actions: Any = getattr(env, "action_space", None)
+    try:
+        check_actions(actions)
+    except InputError as error:
+        problems.append(str(error))
     for name in ("num_agents", "env_steps_per_step", "truncation_gap", "environments_per_reset"):
         number = getattr(env, name, None)
         if not isinstance(number, int) or number < 1:

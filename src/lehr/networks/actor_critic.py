@@ -27,7 +27,7 @@ from lehr.networks.network_config import NetworkConfig, is_own
 from lehr.networks.observations import View, make_view, some_at_a_time
 from lehr.networks.torsos import ACTIVATIONS, CNN, MLP, is_small
 from lehr.networks.trunks import AnyTorso, Carry, Separate, Shared, Torso, Twin, weights
-from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, check_actions
 from lehr.types import Key, PyTree
 
 
@@ -391,6 +391,7 @@ def _policy_head(in_features: int, space: Space, config: NetworkConfig, rngs: nn
         case Discrete() | MultiDiscrete():
             return CategoricalHead(in_features, space, rngs)
         case Box():
+            check_actions(space)
             return NormalHead(
                 in_features,
                 space,

@@ -24,7 +24,7 @@ from lehr.networks.images import ImageDecoder, ImageEncoder
 from lehr.networks.memory import reset_carry
 from lehr.networks.observations import View, make_view
 from lehr.networks.torsos import to_float
-from lehr.spaces import Box, Discrete, MultiDiscrete, Space
+from lehr.spaces import Box, Discrete, MultiDiscrete, Space, check_actions
 from lehr.types import Key, PyTree
 
 STD_RANGE = (0.1, 1.0)
@@ -302,6 +302,7 @@ class WorldModel(nnx.Module):
 
 def action_size(space: Space) -> int:
     """Return the length of an action as the model sees it, or raise an error for actions that Dreamer cannot take."""
+    check_actions(space)
     match space:
         case Discrete():
             return space.n

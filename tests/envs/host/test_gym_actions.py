@@ -9,7 +9,8 @@ import lehr
 from lehr.acting.demonstrations import read_demonstrations
 from lehr.acting.export.numpy_policy import NumpyPolicy
 from lehr.envs import check_env, make
-from lehr.spaces import Discrete, Spaces
+from lehr.errors import InputError
+from lehr.spaces import Discrete, MultiDiscrete, Spaces
 from tests.small import SMALL
 
 TASKS = "tests.envs.gym_tasks:"
@@ -85,3 +86,75 @@ def test_a_vector_environment_gets_them():
     first = batch.reset(SEEDS).copy()
     np.testing.assert_array_equal(batch.step(np.array([5, 6, 7], np.int32)).obs - first, [[5], [6], [7]])
     vector.close()
+
+
+def test_bits_are_choices_between_0_and_1_and_nothing_in_between(tmp_path):
+    settings = SMALL | {"num_envs": 8, "horizon": 32, "learning_rate": 0.01, "evaluate_episodes": 8}
+    result = lehr.train("ppo", f"gym:{TASKS}Lights-v0", total_steps=8192, run_dir=None, **settings)
+    assert result.env.action_space == MultiDiscrete((2, 2, 2))
+    assert result.final["evaluate/return"] > 22  # 3 lights, 8 times; without looking, 12
+    env, obs = gymnasium.make(f"{TASKS}Lights-v0"), np.array([1, 0, 1], np.float32)
+    assert played(env, result.policy) > 22
+    assert result.policy(obs).tolist() == [1, 0, 1]
+    exported = NumpyPolicy(lehr.export(result.policy, "numpy", tmp_path / "policy.npz"))
+    assert played(env, exported) > 22
+    demos = lehr.record(result.policy, result.env, 2)
+    assert demos.actions.dtype.kind == "i"
+    assert {tuple(bits) for bits in demos.actions.tolist()} == {tuple(lights) for lights in demos.obs.tolist()}
+
+
+@pytest.mark.parametrize("options", [{}, {"vectorization": "async"}, {"autoreset": "same_step"}], ids=str)
+def test_batches_of_environments_get_bits_in_the_dtype_of_their_space(options):
+    env = make(f"gym:{TASKS}Lights-v0", **options)
+    assert check_env(env, num_steps=20) == []
+    batch = env.start(3)
+    try:
+        obs = batch.reset(SEEDS)
+        for _ in range(3):
+            action = obs.astype(np.int32)
+            step = batch.step(action)
+            assert step.reward.tolist() == [3, 3, 3]
+            obs = step.obs
+        if batch.restores:
+            np.testing.assert_array_equal(batch.restore(batch.state()), obs)
+    finally:
+        batch.close()
+
+
+@pytest.mark.parametrize("given", ["single", "vector"])
+def test_the_environment_itself_sees_int8(given, monkeypatch):
+    seen = []
+
+    def step(self, action):
+        seen.append(np.asarray(action).dtype)
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+    monkeypatch.setattr("tests.envs.gym_tasks.Lights.step", step)
+    vector = gymnasium.make_vec(f"{TASKS}Lights-v0", num_envs=3, vectorization_mode="sync")
+    batch = make(vector if given == "vector" else f"gym:{TASKS}Lights-v0").start(3)
+    batch.reset(SEEDS)
+    batch.step(np.zeros((3, 3), np.int32))
+    if batch.restores:
+        batch.restore(batch.state())
+    assert set(seen) == {np.dtype(np.int8)}
+    batch.close()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        (
+            {},
+            r"^Actions are in Box\(0, 4, shape=\(2,\), dtype=int32\), a Box of whole numbers, but .* MultiDiscrete, or ",
+        ),
+        ({"bits": True}, r"^The action space MultiBinary\(.*\) has 2 axes, but .* so that it takes a vector\.$"),
+    ],
+    ids=str,
+)
+def test_actions_that_no_policy_gives_are_refused_in_a_sentence(parameters, sentence):
+    env = make(f"gym:{TASKS}Wheel-v0", **parameters)
+    with pytest.raises(InputError, match=sentence):
+        lehr.train("ppo", env, total_steps=64, run_dir=None, **SMALL)
+    [problem] = check_env(env)
+    with pytest.raises(InputError, match=sentence):
+        raise InputError(problem)

@@ -18,7 +18,7 @@ from lehr import plugins, spaces
 from lehr.envs.adapters import GYM_OPTIONS, makes_environments, split_options
 from lehr.envs.host.base import HostBatch, HostEnvironment, Journal, check_size, says_it_renders
 from lehr.envs.host.gym_batches import Seeded, SelfResetting, Singles
-from lehr.envs.host.gym_spaces import actions_of, as_32_bit, first_action
+from lehr.envs.host.gym_spaces import action_dtype, actions_of, as_32_bit, first_action
 from lehr.errors import InputError, closest
 from lehr.plugins import require
 from lehr.types import PyTree
@@ -294,10 +294,11 @@ class Gym(HostEnvironment):
         if self.vectorization == "vector":
             return SelfResetting(self._vectorised(num_envs, parameters), mask_shape=self._vector_mask_shape)
         group = self._group(num_envs, parameters)
+        dtype = action_dtype(self.inspected.action_space)
         if self.autoreset == "seeded":
             blank = self.initial_state(np.zeros(num_envs, np.uint32))
-            return Seeded(group, blank, first_action(self.action_space))
-        return Singles(group, num_envs, late=self.masks)
+            return Seeded(group, dtype, blank, first_action(self.action_space))
+        return Singles(group, dtype, num_envs, late=self.masks)
 
     @property
     def _render_mode(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from lehr.envs.host.answers import over, stacked
 from lehr.envs.host.base import HostBatch, HostStep, Journal, late_reset
+from lehr.envs.host.gym_spaces import action_dtype
 from lehr.errors import InputError
 from lehr.masks import MASK
 from lehr.plugins import require
@@ -15,8 +16,8 @@ from lehr.types import PyTree
 class Singles(HostBatch):
     """Single environments that reset themselves, in the step that ends an episode, or in the next one (`late`)."""
 
-    def __init__(self, group: Any, size: int, late: bool) -> None:
-        self.group, self.size, self.late = group, size, late
+    def __init__(self, group: Any, dtype: Any, size: int, late: bool) -> None:
+        self.group, self.dtype, self.size, self.late = group, dtype, size, late
         self.keeps_time = hasattr(group, "step_timeout")
         self.was_over = np.zeros(size, bool)
 
@@ -39,7 +40,7 @@ class Singles(HostBatch):
 
     def _step_all(self, action: np.ndarray) -> tuple[PyTree, tuple[Any, ...], np.ndarray, np.ndarray, np.ndarray]:
         # A copy, since the environment may write into it and a journal needs the original.
-        answers = self.group.step(np.array(action))
+        answers = self.group.step(np.array(action, self.dtype))
         _, reward, terminated, truncated, final = zip(*answers, strict=True)
         flags = stacked("terminated", terminated), stacked("truncated", truncated)
         return self.group.observations(answers), final, stacked("reward", reward), *flags
@@ -58,8 +59,8 @@ class Seeded(Singles):
 
     restores = True
 
-    def __init__(self, group: Any, state: dict[str, np.ndarray], first_action: int) -> None:
-        super().__init__(group, len(state["seeds"]), late=False)
+    def __init__(self, group: Any, dtype: Any, state: dict[str, np.ndarray], first_action: int) -> None:
+        super().__init__(group, dtype, len(state["seeds"]), late=False)
         self.journal = Journal(state, first_action)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
@@ -85,7 +86,7 @@ class Seeded(Singles):
 
     def restore(self, state: PyTree) -> PyTree:
         """Replay the episodes."""
-        actions = self.journal.read(state)
+        actions = np.asarray(self.journal.read(state), self.dtype)
         seeds, elapsed = self.journal.seeds, self.journal.elapsed
         replays = {index: (int(seeds[index]), actions[: elapsed[index], index]) for index in range(self.size)}
         return self.group.observations(self.group.each("replay", replays))
@@ -104,6 +105,7 @@ class SelfResetting(HostBatch):
                 "AutoresetMode.SAME_STEP or AutoresetMode.NEXT_STEP."
             )
         self.late = mode == modes.NEXT_STEP
+        self.dtype = action_dtype(envs.single_action_space)
         self.over = np.zeros(self.size, bool)
 
     def reset(self, seeds: np.ndarray) -> PyTree:
@@ -116,7 +118,7 @@ class SelfResetting(HostBatch):
 
     def step(self, action: np.ndarray) -> HostStep:
         """Take one step; in next-step mode, the step after the end of an episode is only a reset."""
-        obs, reward, terminated, truncated, info = self.envs.step(action)
+        obs, reward, terminated, truncated, info = self.envs.step(np.asarray(action, self.dtype))
         done = over(terminated, truncated, self.size)
         if not self.late:
             obs, before = self._masked(obs, info, np.zeros(self.size, bool)), obs

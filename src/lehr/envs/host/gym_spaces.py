@@ -28,14 +28,27 @@ def _as_32_bit(space: spaces.Space) -> spaces.Space:
 
 
 def actions_of(space: Any) -> spaces.Space:
-    """Convert a Gymnasium action space."""
+    """Convert a Gymnasium action space; a vector of bits is one of choices between 0 and 1."""
+    if type(space).__name__ == "MultiBinary":
+        if len(space.shape) != 1:
+            raise InputError(
+                f"The action space {space} has {len(space.shape)} axes, but a policy needs exactly one: wrap the "
+                "environment so that it takes a vector."
+            )
+        return spaces.MultiDiscrete((2,) * space.shape[0])
     found = as_32_bit(space)
     if isinstance(found, spaces.Dict):
         raise InputError(
             f"The action space {space} is a dict, which is not supported: wrap the environment so that it takes one "
             "array."
         )
+    spaces.check_actions(found)
     return found
+
+
+def action_dtype(space: Any) -> Any:
+    """Return the dtype in which an environment gets its actions; `None` if they stay as they are."""
+    return space.dtype if type(space).__name__ == "MultiBinary" else None
 
 
 def first_action(space: spaces.Space) -> int:
