@@ -138,7 +138,11 @@ SIX = Box(0, 1, (6,), np.int8)
     ("mask", "action", "sentence"),
     [
         (SIX, Box(-1, 1, (6,)), "has an action_mask, but actions are in Box.* only Discrete and MultiDiscrete actions"),
-        (SIX, Discrete(5), r"must be a Box of integers, such as np.int8, with the shape \(5,\): convert it, rename"),
+        (
+            SIX,
+            Discrete(5),
+            r"must be a Box of integers or bools, such as np.int8, with the shape \(5,\): convert it, rename",
+        ),
         (Box(0, 1, (6,)), Discrete(6), "must be a Box of integers"),
         (SIX, MultiDiscrete((2, 3)), r"with the shape \(5,\) or \(2, 3\)"),
     ],
@@ -168,13 +172,17 @@ def test_random_actions_are_possible_ones():
 class Bandit(Environment):
     """One step: action `i` earns `i`, but the last one, which earns 100, is forbidden, as is another one at random."""
 
-    observation_space = Dict({"action_mask": Box(0, 1, (4,), np.int8), "seen": Box(-1, 1, (1,))})
+    bools: bool = False
     action_space = Discrete(4)
+
+    @property
+    def observation_space(self):
+        return Dict({"action_mask": Box(0, 1, (4,), bool if self.bools else np.int8), "seen": Box(-1, 1, (1,))})
 
     def _obs(self, key):
         forbidden = jax.random.randint(key, (), 0, 3)
         mask = (jnp.arange(4) != forbidden) & (jnp.arange(4) < 3)
-        return {"action_mask": mask.astype(jnp.int8), "seen": jnp.zeros(1)}
+        return {"action_mask": mask if self.bools else mask.astype(jnp.int8), "seen": jnp.zeros(1)}
 
     def reset(self, key):
         obs = self._obs(key)
@@ -195,15 +203,16 @@ def test_a_mask_is_neither_stacked_nor_flattened():
     assert timestep.obs["observation"].shape == (3,)
 
 
-def test_the_best_possible_action_is_learned_and_a_forbidden_one_never_taken(tmp_path):
+@pytest.mark.parametrize("bools", [False, True])
+def test_the_best_possible_action_is_learned_and_a_forbidden_one_never_taken(bools, tmp_path):
     """In one of three episodes the best action, 2, is forbidden, and 1 is the best: 5/3 on average."""
     settings = SMALL | {"num_envs": 32, "learning_rate": 0.02, "normalise_observations": True}
-    result = lehr.train("ppo", env=Bandit(), run_dir=tmp_path / "run", total_steps=15_000, **settings)
+    result = lehr.train("ppo", env=Bandit(bools), run_dir=tmp_path / "run", total_steps=15_000, **settings)
     earned = result.metrics["episode/return"]
     assert earned.max() < 2, "a single forbidden action among 256 would add 0.38"
     assert earned[-5:].mean() > 1.55
     for forbidden, best in ((0, 2), (1, 2), (2, 1)):
-        mask = np.array([1, 1, 1, 0], np.int8)
+        mask = np.array([1, 1, 1, 0], bool if bools else np.int8)
         mask[forbidden] = 0
         assert int(result.policy({"action_mask": mask, "seen": np.zeros(1, np.float32)})) == best
 

@@ -21,7 +21,7 @@ NESTED = Dict(
     }
 )
 SPACES = [Box(-1, 1, (3,)), Box([0, -np.inf], [np.inf, 2]), IMAGE, Discrete(4), Discrete(4, start=-2)]
-SPACES += [MultiDiscrete((2, 5)), NESTED]
+SPACES += [Box(0, 1, (3,), bool), MultiDiscrete((2, 5)), NESTED]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
@@ -106,6 +106,7 @@ def test_box_samples_follow_the_bounds():
 @pytest.mark.parametrize(
     ("space", "values"),
     [
+        (Box(0, 1, dtype=bool), [False, True]),
         (Box(250, 255, dtype=np.uint8), range(250, 256)),
         (Discrete(3, start=-1), range(-1, 2)),
         (MultiDiscrete((3,)), range(3)),
@@ -136,6 +137,8 @@ def test_flatten_agrees_with_gymnasium(space):
         (lambda: Box(np.zeros(3), 1, (2,)), r"shapes \(3,\) and \(\), which do not broadcast to the shape \(2,\)"),
         (lambda: Box(0, 256, dtype=np.uint8), "bounds 0 to 256, outside the range of uint8, 0 to 255"),
         (lambda: Box(-np.inf, 0, dtype=np.int32), "outside the range of int32"),
+        (lambda: Box(0, 2, (3,), bool), "Box got bounds 0 to 2, but a bool is 0 or 1"),
+        (lambda: Box(-np.inf, np.inf, (3,), bool), "Box got bounds -inf to inf, but a bool is 0 or 1"),
         (lambda: Discrete(0), "Discrete got n=0; it must be 1 or more"),
         (lambda: Discrete(2, start=2**31 - 1), "n=2 and start=2147483647; its integers must be from -2147483648 to 21"),
         (

@@ -40,7 +40,7 @@ def has_mask(observation_space: Space, action_space: Space) -> bool:
         shapes = " or ".join(map(str, _shapes(action_space)))
         raise InputError(
             f"The action_mask of the observation is {mask}, but for actions in {action_space} it must be a Box of "
-            f"integers, such as np.int8, with the shape {shapes}: convert it, {advice}."
+            f"integers or bools, such as np.int8, with the shape {shapes}: convert it, {advice}."
         )
     return True
 

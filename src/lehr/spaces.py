@@ -33,7 +33,7 @@ class Box:
     shape: Any = None
     """The shape; by default the shape that the bounds broadcast to."""
     dtype: Any = np.float32
-    """A floating-point or integer type."""
+    """A floating-point or integer type, or bool."""
     _bounds: tuple[bytes, bytes] = field(init=False, repr=False, default=(b"", b""))
 
     def __post_init__(self) -> None:
@@ -56,6 +56,10 @@ class Box:
                     f"Box got bounds {low.min()} to {high.max()}, outside the range of {dtype}, {limits.min} to "
                     f"{limits.max}: give bounds within it, or another dtype."
                 )
+        if dtype.kind == "b" and (np.any(low < 0) or np.any(high > 1)):
+            raise InputError(
+                f"Box got bounds {low.min()} to {high.max()}, but a bool is 0 or 1: give bounds within these."
+            )
         low, high = _bound(low, dtype), _bound(high, dtype)
         for name, value in {"low": low, "high": high, "shape": shape, "dtype": dtype}.items():
             object.__setattr__(self, name, value)
@@ -73,7 +77,7 @@ class Box:
     def sample(self, key: Key) -> jax.Array:
         """Sample uniformly; unbounded entries are standard normal, entries with one bound exponential from it."""
         low, high = self.low, self.high
-        if np.issubdtype(self.dtype, np.integer):
+        if self.dtype.kind in "biu":
             above = np.minimum(high.astype(np.int64), np.iinfo(np.int32).max - 1).astype(np.int32) + 1
             return jax.random.randint(key, self.shape, low.astype(np.int32), above).astype(self.dtype)
         if self.bounded:

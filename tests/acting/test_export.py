@@ -36,6 +36,7 @@ KINDS = {
     "multi-discrete": (MIXED, MultiDiscrete((2, 4)), {"actor_obs": ("gear", "place", "switch")}, True),
     "masked": (Dict({"action_mask": Box(0, 1, (2, 4), np.int8), "seen": VECTOR}), MultiDiscrete((2, 4)), {}, True),
     "half precision": (Box(-3, 3, (5,), np.float16), BOUNDED, {}, True),
+    "bools": (Dict({"action_mask": Box(0, 1, (3,), bool), "seen": Box(0, 1, (4,), bool)}), Discrete(3), {}, True),
     "lstm": (VECTOR, Discrete(3), {"torso": "lstm"}, False),
     "gru": (VECTOR, BOUNDED, {"torso": "gru", "critic_torso": "mlp"}, True),
     "mingru": (VECTOR, Discrete(3), {"torso": "mingru", "shared": True}, False),
@@ -74,6 +75,8 @@ def draw(space, rng):
     match space:
         case Dict():
             return {name: draw(inner, rng) for name, inner in space.spaces.items()}
+        case Box() if space.dtype.kind == "b":
+            return rng.integers(0, 2, (SIZE, *space.shape)).astype(bool)
         case Box() if space.dtype.kind in "iu":
             return rng.integers(space.low, space.high, (SIZE, *space.shape), space.dtype, endpoint=True)
         case Box():
@@ -144,7 +147,7 @@ def test_onnx(expected, tmp_path):
         equal(dict(enumerate(carry.values())), dict(enumerate(jax.tree.leaves(memory))))
 
 
-@pytest.mark.parametrize("expected", ["discrete", "from 5", "clipped", "gru", "image"], indirect=True)
+@pytest.mark.parametrize("expected", ["discrete", "from 5", "bools", "clipped", "gru", "image"], indirect=True)
 def test_stablehlo(expected, tmp_path):
     policy, answers = expected
     written = lehr.export(policy, "stablehlo", tmp_path / "policy.stablehlo").read_bytes()

@@ -79,6 +79,26 @@ class Wheel(gymnasium.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Doors(gymnasium.Env):
+    """Doors, open or not: only an open one can be taken, and the last open one is best."""
+
+    observation_space = Dict({"action_mask": Box(0, 1, (3,), bool), "seen": Box(0, 1, (2, 2), bool)})
+    action_space = Discrete(3)
+
+    def _obs(self):
+        self.open = np.array([True, *self.np_random.integers(0, 2, 2)], bool)
+        return {"action_mask": self.open, "seen": self.np_random.integers(0, 2, (2, 2)).astype(bool)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._obs(), {}
+
+    def step(self, action):
+        assert self.open[action]
+        reward = float(action == np.flatnonzero(self.open)[-1])
+        return self._obs(), reward, False, False, {}
+
+
 class Walk(gymnasium.Env):
     """A random walk whose steps the action scales: its state depends on the seed and on every action."""
 
@@ -274,6 +294,7 @@ gymnasium.register("Endless-v0", Endless, max_episode_steps=3)
 gymnasium.register("Dial-v0", Dial, max_episode_steps=8)
 gymnasium.register("Lights-v0", Lights, max_episode_steps=8)
 gymnasium.register("Wheel-v0", Wheel, max_episode_steps=8)
+gymnasium.register("Doors-v0", Doors, max_episode_steps=8)
 gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
 gymnasium.register("Picture-v0", Picture)

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import lehr
 from lehr import spaces
 from lehr.envs import check_env, make, register
 from lehr.envs.host import worker
@@ -20,9 +21,11 @@ from lehr.envs.host.base import EnvironmentFailed, ask, begin, check_step, next_
 from lehr.envs.host.gym import Gym
 from lehr.errors import InputError
 from tests.envs.gym_tasks import Endless, Walk
+from tests.small import SMALL
 
 TASKS = "gym:tests.envs.gym_tasks:"
 SEEDS = np.array([3, 4_000_000_000, 5], np.uint32)
+LEARNING = SMALL | {"num_envs": 8, "horizon": 32, "learning_rate": 0.01, "evaluate_episodes": 8}
 
 
 def actions(count, size=3):
@@ -300,6 +303,20 @@ def test_spaces_are_those_of_gymnasium_in_32_bits():
     assert mixed.action_space == spaces.MultiDiscrete((2, 3))
     assert mixed.observation_space.spaces["picture"].dtype == np.uint8
     assert make("gym:Pendulum-v1").action_space == spaces.Box(-2, 2, (1,))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_bools_are_seen_and_mask_actions(vectorization):
+    env = make(TASKS + "Doors-v0", vectorization=vectorization)
+    assert env.observation_space.spaces["seen"] == spaces.Box(0, 1, (2, 2), bool)
+    assert check_env(env, num_steps=50) == []  # the environment asserts that it gets possible actions only
+
+
+def test_a_run_learns_from_bools():
+    result = lehr.train("ppo", TASKS + "Doors-v0", total_steps=8192, run_dir=None, **LEARNING)
+    assert result.final["evaluate/return"] > 7.5
+    mask = np.array([True, True, False])
+    assert result.policy({"action_mask": mask, "seen": np.zeros((2, 2), bool)}) == 1
 
 
 def test_observations_are_stacked_and_actions_repeated():
