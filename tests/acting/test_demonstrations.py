@@ -127,6 +127,14 @@ def test_actions_outside_of_their_space_are_refused():
             checked(small(actions=actions), Spaces(SPACES.observation, space), "demos.npz")
 
 
+def test_integers_that_do_not_fit_are_refused():
+    spaces, obs = Spaces(Box(-9, 9, (2,), np.int32), Discrete(3)), np.arange(12).reshape(6, 2)
+    final = np.zeros((3, 2), int)
+    assert checked(small(obs=obs, final_obs=final), spaces, "demos.npz").obs.dtype == np.int32
+    with pytest.raises(InputError, match="have 4294967296 in obs, which does not fit into int32; give a file"):
+        checked(small(obs=obs + 2**32 - 11, final_obs=final), spaces, "demos.npz")
+
+
 def test_what_is_no_file_of_demonstrations_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read: No such file or directory; record some with 'lehr record"):
         read_demonstrations(str(tmp_path / "none.npz"), SPACES)

@@ -229,6 +229,20 @@ def test_bad_input_is_one_sentence(chooser, tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
+def test_an_integer_that_does_not_fit_is_not_wrapped_around(tmp_path):
+    policy = policy_of("multi-discrete")
+    exported = NumpyPolicy(lehr.export(policy, out=tmp_path / "policy.npz"))
+    obs = jax.tree.map(
+        lambda x: x.astype(np.int64) if x.dtype == np.int32 else x, draw(MIXED, np.random.default_rng(0))
+    )
+    np.testing.assert_array_equal(exported(obs), policy(obs))
+    obs["gear"][2] = 2**32 + 1
+    with pytest.raises(lehr.InputError, match=r"has the integer 4294967297, but this policy expects Discrete\(n=3\)"):
+        policy(obs)
+    with pytest.raises(ValueError, match=r"obs_gear has 4294967297, which does not fit into int32"):
+        exported(obs)
+
+
 def double(x):
     return 2 * x
 

@@ -99,6 +99,31 @@ class Doors(gymnasium.Env):
         return self._obs(), reward, False, False, {}
 
 
+class Clock(gymnasium.Env):
+    """It shows the hour, in the dtype of its space or in another one, and after two steps a time in the far future."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, space=np.int64, given=None, late=3_000_000_000):
+        bits = np.iinfo(space)
+        time = Box(bits.min // 2, bits.max // 2, (2,), space)
+        self.observation_space, self.given = Dict({"time": time}), given or space
+        self.late = late
+
+    def _obs(self):
+        hour = self.late if self.count > 2 else 0
+        return {"time": np.array([self.count, hour], self.given)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self._obs(), 0.0, False, False, {}
+
+
 class Walk(gymnasium.Env):
     """A random walk whose steps the action scales: its state depends on the seed and on every action."""
 
@@ -295,6 +320,7 @@ gymnasium.register("Dial-v0", Dial, max_episode_steps=8)
 gymnasium.register("Lights-v0", Lights, max_episode_steps=8)
 gymnasium.register("Wheel-v0", Wheel, max_episode_steps=8)
 gymnasium.register("Doors-v0", Doors, max_episode_steps=8)
+gymnasium.register("Clock-v0", Clock, max_episode_steps=8)
 gymnasium.register("Walk-v0", Walk, max_episode_steps=12)
 gymnasium.register("Mixed-v0", Mixed, max_episode_steps=5)
 gymnasium.register("Picture-v0", Picture)

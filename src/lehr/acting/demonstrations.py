@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from lehr.envs.host.answers import beyond
 from lehr.envs.host.base import layout, same_structure
 from lehr.errors import InputError
 from lehr.files import replaced
@@ -187,6 +188,10 @@ def _check_members(name: str, field: str, given: PyTree, space: Space, size: int
             )
         if len(array) != size:
             raise InputError(f"{name} have {len(array)} {what}, but lengths say {count}; {_WHAT}.")
+        if (bad := beyond(array, like.dtype)) is not None:
+            raise InputError(
+                f"{name} have {bad} in {what}, which does not fit into {like.dtype}; {_WHAT} for this task."
+            )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InputError(f"{name} have {what} that are not finite; {_WHAT}.")
     for part, values in _members(space, given):

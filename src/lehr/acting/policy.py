@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lehr.acting.agent import Agent, act, has_memory
+from lehr.envs.host.answers import beyond
 from lehr.errors import InputError
 from lehr.maths.normalise import RunningStatistics
 from lehr.spaces import Box, Dict, Space
@@ -152,6 +153,8 @@ def _own(space: Space, obs: PyTree) -> tuple[PyTree, bool]:
     # Only floats are normalised, so whole numbers in a space of floats must be floats too.
     if isinstance(space, Box) and space.dtype.kind == "f" and array.dtype != np.float32:
         array = array.astype(jax.dtypes.canonicalize_dtype(space.dtype))
+    elif not isinstance(space, Dict) and (bad := beyond(array, jax.dtypes.canonicalize_dtype(space.dtype))) is not None:
+        raise InputError(f"The observation has the integer {bad}, but this policy expects {space}.")
     return array, True
 
 

@@ -16,11 +16,13 @@ import pytest
 import lehr
 from lehr import spaces
 from lehr.envs import check_env, make, register
-from lehr.envs.host import worker
+from lehr.envs.host import group, worker
+from lehr.envs.host.answers import WrongAnswer
 from lehr.envs.host.base import EnvironmentFailed, ask, begin, check_step, next_seeds
 from lehr.envs.host.gym import Gym
 from lehr.errors import InputError
-from tests.envs.gym_tasks import Endless, Walk
+from lehr.training.loop import RunFailed
+from tests.envs.gym_tasks import Clock, Endless, Walk
 from tests.small import SMALL
 
 TASKS = "gym:tests.envs.gym_tasks:"
@@ -275,6 +277,37 @@ def test_an_observation_that_does_not_match_its_space_is_not_made_to_match(fault
     problems = check_env(make(TASKS + "Breaking-v0", vectorization=vectorization, fault=fault), num_envs=2)
     assert len(problems) == 1
     assert re.search(sentence, problems[0])
+
+
+BEYOND = [
+    ({}, 3_000_000_000, "int32"),
+    ({"late": -3_000_000_000}, -3_000_000_000, "int32"),
+    ({"space": np.uint64}, 3_000_000_000, "int32"),
+    ({"space": np.int16, "given": np.int64, "late": 40_000}, 40_000, "int16"),
+]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("parameters", "value", "dtype"), BEYOND, ids=str)
+def test_an_integer_that_does_not_fit_is_not_wrapped_around(parameters, value, dtype, vectorization):
+    env = make(partial(Clock, **parameters), vectorization=vectorization)
+    [problem] = check_env(env, num_steps=8)
+    assert f"gave {value} in obs['time'], which does not fit into {dtype}: wrap it" in problem
+    late = make(partial(Clock, **parameters | {"late": 7}), vectorization=vectorization)
+    assert check_env(late, num_steps=8) == []
+
+
+def test_nor_is_one_of_a_reset():
+    batch = make(partial(Clock, np.int16, given=np.int64)).start(1)
+    into = {"time": np.zeros((1, 2), np.int16)}
+    with pytest.raises(WrongAnswer, match=r"obs is 40000, but must be integers of int16"):
+        group.put(into, 0, {"time": np.array([0, 40_000])})
+    batch.close()
+
+
+def test_a_run_stops_at_an_integer_that_does_not_fit(tmp_path):
+    with pytest.raises(RunFailed, match=r"gave 3000000000 in obs\['time'\], which does not fit into int32"):
+        lehr.train("ppo", Clock, total_steps=256, run_dir=tmp_path / "run", **SMALL)
 
 
 def test_closing_a_vector_environment_does_not_hide_what_ended_a_process():

@@ -34,6 +34,15 @@ def _forbid(x, mask):
     return np.where((mask > 0) | ~(mask > 0).any(-1, keepdims=True), x, np.float32(-np.inf))
 
 
+def _converted(name, given, dtype):
+    """Return an array in a dtype; an error where a number would become another integer."""
+    given = np.asarray(given)
+    x = given.astype(dtype, copy=False)
+    if x.dtype.kind in "iu" and x.dtype != given.dtype and (x != given).any():
+        raise ValueError(f"{name} has {given[x != given].flat[0]}, which does not fit into {dtype}.")
+    return x
+
+
 OPERATIONS = {
     **{name: getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")},
     **{name: getattr(np, name) for name in ("tanh", "exp", "matmul")},
@@ -85,7 +94,7 @@ class NumpyPolicy:
         """Return the action, the parameters of its distribution and the next recurrent state, by name."""
         values, single = dict(self.arrays), False
         for name, path, shape, dtype in self.about["inputs"]:
-            x = np.asarray(functools.reduce(operator.getitem, path, obs), dtype)
+            x = _converted(name, functools.reduce(operator.getitem, path, obs), dtype)
             single = x.ndim == len(shape)
             values[name] = x[None] if single else x
         values.update(zip(self.about["carry"], carry, strict=True))

@@ -1,6 +1,6 @@
-"""Rewards and flags as an environment returned them: checked, never converted from another type.
+"""Rewards, flags and integers as an environment returned them: checked, never converted to another value.
 
-NumPy would make a reward of 5 from "5", and `True` from the flag "no".
+NumPy would make a reward of 5 from "5", `True` from the flag "no", and -1294967296 of 3000000000 in 32 bits.
 """
 
 from collections.abc import Sequence
@@ -71,6 +71,21 @@ def over(terminated: Any, truncated: Any, size: int) -> np.ndarray:
         if not isinstance(array, np.ndarray) or array.dtype.kind != "b":
             raise WrongAnswer(field, described(array), wanted(field, size))
     return terminated | truncated
+
+
+def beyond(array: np.ndarray, dtype: Any) -> int | None:
+    """Return an integer of the array that a dtype of integers cannot hold; `None` if it holds all.
+
+    Only an array whose dtype has more of them is looked at: a cast to int32 would wrap 64-bit ones around.
+
+    >>> beyond(np.array([3_000_000_000, -5]), np.int32), beyond(np.array([3, -5]), np.int32)
+    (3000000000, None)
+    """
+    wanted = np.dtype(dtype)
+    if array.dtype.kind not in "iu" or wanted.kind not in "iu" or np.can_cast(array.dtype, wanted) or not array.size:
+        return None
+    limits, least, most = np.iinfo(wanted), int(array.min()), int(array.max())
+    return least if least < limits.min else most if most > limits.max else None
 
 
 def described(array: Any) -> str:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from lehr.envs.base import Described, Environment
-from lehr.envs.host.answers import WrongAnswer, described, fits, wanted
+from lehr.envs.host.answers import WrongAnswer, beyond, described, fits, wanted
 from lehr.errors import InputError
 from lehr.masks import without_action
 from lehr.spaces import Space
@@ -316,6 +316,12 @@ def check_obs(env: HostEnvironment, obs: PyTree, size: int) -> None:
         if not np.can_cast(array.dtype, like.dtype, "same_kind"):
             raise EnvironmentFailed(
                 f"The environment {env.name} gave {field} in {array.dtype}, but its space requires {like.dtype}."
+            )
+        if (bad := beyond(array, like.dtype)) is not None:
+            limits = np.iinfo(like.dtype)
+            raise EnvironmentFailed(
+                f"The environment {env.name} gave {bad} in {field}, which does not fit into {like.dtype}: wrap it so "
+                f"that its integers are from {limits.min} to {limits.max}, or floats."
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = array[~np.isfinite(array)][0]

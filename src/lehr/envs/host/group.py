@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper, create_shared_memory, read_from_shared_memory
 
-from lehr.envs.host.answers import WrongAnswer, described
+from lehr.envs.host.answers import WrongAnswer, beyond, described
 from lehr.envs.host.base import EnvironmentFailed
 from lehr.envs.host.worker import Single, serve
 from lehr.types import PyTree
@@ -219,6 +219,8 @@ def put(into: PyTree, index: int, obs: PyTree) -> None:
     array, shape = np.asarray(obs), into.shape[1:]
     if array.shape != shape or not np.can_cast(array.dtype, into.dtype, "same_kind"):
         raise WrongAnswer("obs", described(array), f"{into.dtype}{list(shape)}")
+    if (bad := beyond(array, into.dtype)) is not None:
+        raise WrongAnswer("obs", str(bad), f"integers of {into.dtype}")
     into[index] = array
 
 

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import write_to_shared_memory
 
-from lehr.envs.host.answers import WrongAnswer, checked
+from lehr.envs.host.answers import WrongAnswer, beyond, checked
 
 
 def make_env(
@@ -143,7 +143,9 @@ def matches(space: gymnasium.Space, obs: Any) -> bool:
     array = np.asarray(obs)
     if space.dtype is None or array.shape != space.shape:
         return False
-    return array.dtype == space.dtype or np.can_cast(array.dtype, space.dtype, "same_kind")
+    if array.dtype == space.dtype:
+        return True
+    return np.can_cast(array.dtype, space.dtype, "same_kind") and beyond(array, space.dtype) is None
 
 
 class GymActionRepeat(gymnasium.Wrapper):
