@@ -86,6 +86,7 @@ def test_the_command_of_an_example_works(path, capsys):
 # The algorithm ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_algorithm_learns_as_a_script(monkeypatch, capsys):
     small = {"evaluate_episodes": 20, "tensorboard": False, "progress": False}
     result = run_script("algorithm", monkeypatch, total_steps=150_000, **small)["result"]
@@ -235,6 +236,7 @@ def test_the_logger_writes_a_row_for_each_update(monkeypatch, capsys):
         np.testing.assert_array_equal([float(row[name]) for row in rows], result.metrics[name])
 
 
+@pytest.mark.slow
 def test_the_environment_rewards_who_moves_under_the_ball(monkeypatch):
     found = run_script("environment", monkeypatch, **PPO, total_steps=STEPS)
     lengths = found["result"].metrics["episode/length"]
@@ -274,6 +276,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_is_that_of_the_examples_or_runs(monkeypatch):
     train, names, shown = lehr.train, {}, set()
 

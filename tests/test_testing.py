@@ -39,7 +39,7 @@ def timed(quick: tuple[str, ...] = ()):
     return [name if name in quick else pytest.param(name, marks=marks[name]) for name in algorithms.names()]
 
 
-@pytest.mark.parametrize("algorithm", timed(("a2c", "ppo")))
+@pytest.mark.parametrize("algorithm", timed(("ppo",)))
 def test_lehrs_own_algorithms_pass(algorithm):
     settings = SETTINGS.get(algorithm, {})
     assert check_algorithm(algorithm, **settings, **BACKTRACKING.get(algorithm, {})) == []

@@ -86,6 +86,7 @@ def marks(name):
     return [] if name in QUICK else pytest.mark.long if name in LONG else pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in TUTORIALS])
 def test_a_tutorial(name, monkeypatch, request):
     if name in NEEDED:

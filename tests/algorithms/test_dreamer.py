@@ -136,6 +136,7 @@ def dreamt(run, seen, steps=6):
     return algorithm.imagine(params, obs, carries, seen), (algorithm, params, obs, carries)
 
 
+@pytest.mark.slow
 def test_the_model_imagines_what_follows_from_the_actions(begin):
     seen = 2
     (happened, imagined), (algorithm, params, obs, carries) = dreamt(begin("dreamer", Dot()), seen)

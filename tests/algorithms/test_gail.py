@@ -151,6 +151,7 @@ def follow_box(params, carry, obs, reset, key, greedy):
     return carry, obs[:, :1], {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("actions", "rule"),
     [

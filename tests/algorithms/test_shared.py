@@ -315,7 +315,7 @@ def every_coefficient(algorithm, scale=1.0, only=None):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [name if name in ("ppo", "a2c", "impala") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
+    [name if name == "ppo" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
 )
 def test_every_coefficient_is_applied_as_its_schedule_says_to_the_last_bit(algorithm, everything_on, begin):
     given, updates, total = every_coefficient(algorithm), 12, 12 * 64

@@ -195,6 +195,7 @@ def test_pick_writes_a_run_and_says_what_it_is_for(here, capsys):
     assert len(list((here / "runs" / "top").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_what_the_user_trusts_is_found_in_the_working_directory(tmp_path, capsys, monkeypatch):
     (tmp_path / "own_sweep.py").write_text(
         "from lehr.algorithms.ppo import Algorithm\nfrom lehr.envs import Environment, make\n"

@@ -122,6 +122,7 @@ def test_the_first_time_limits_of_others_are_not():
     assert not np.asarray(env.reset_batch(KEY, 5)[0].elapsed).any()
 
 
+@pytest.mark.slow
 def test_a_run_whose_environments_share_resets_is_resumed_bit_for_bit(tmp_path):
     settings = {**SMALL, "num_envs": 8, "total_steps": 64 * 12}
     env = TimeLimit(Costly(), 5)

@@ -98,6 +98,7 @@ def test_outputs_and_gradients_are_those_of_plain_jax(shape, hidden, widths, act
     assert_close(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_random_sizes(seed):
     rng = np.random.default_rng(seed)
@@ -238,6 +239,7 @@ def test_an_update_of_trpo_which_differentiates_forward_is_the_same(monkeypatch,
     assert_close(found, jax.jit(lambda params: update(params))(params), 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["tanh", "silu"])
 def test_bfloat16_rounds_factors_and_sums_in_float32(monkeypatch, activation):
     """Hidden layers of 256: sums in bfloat16 would be off by several percent."""

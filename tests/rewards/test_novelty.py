@@ -114,6 +114,7 @@ def test_its_settings_are_checked_and_its_name_is_known():
 CHAIN = {"num_envs": 16, "horizon": 24, "minibatches": 2, "epochs": 4, "learning_rate": 2e-3, "hidden_sizes": (32,)}
 
 
+@pytest.mark.slow
 def test_a_far_reward_is_found_by_novelty_and_not_by_chance():
     """Chance finds the end of this chain once in 4,096 episodes, and a policy learns before that to stay."""
     env, steps = DeepChain(12), 60_000
@@ -122,6 +123,7 @@ def test_a_far_reward_is_found_by_novelty_and_not_by_chance():
     assert train("ppo", env, steps, [0], {**given, "novelty_coef": "0 -> 0"}).returns[0] < 0.05
 
 
+@pytest.mark.slow
 def test_a_run_with_it_is_resumed_to_the_last_bit(tmp_path):
     given = {**SMALL, "reward_model": "novelty", "novelty_coef": "1 -> 0 cosine", "novelty_sizes": (8,)}
     whole = lehr.train("a2c", "CartPole-v1", run_dir=tmp_path / "whole", total_steps=128, **_only(given))

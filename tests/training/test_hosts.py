@@ -182,6 +182,7 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_noticed_and_one_that_computes_for_long_is_not(connected):
     _, theirs, said = connected
     for _ in range(10):

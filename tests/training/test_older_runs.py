@@ -16,9 +16,13 @@ from lehr import config
 from lehr.training import api, background
 
 RUNS = sorted(Path(__file__).with_name("older_runs").iterdir())
+QUICK = ("ppo", "gym_overlap")
 
 
-@pytest.mark.parametrize("older", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "older",
+    [pytest.param(run, id=run.name, marks=[] if run.name in QUICK else pytest.mark.slow) for run in RUNS],
+)
 def test_a_run_of_an_older_version_goes_on(older, tmp_path):
     if older.name.startswith("gym"):
         pytest.importorskip("gymnasium")

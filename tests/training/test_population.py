@@ -258,6 +258,7 @@ def test_populations_with_the_same_base_share_a_compiled_program(count_traces):
     assert made[0]._compiled is made[1]._compiled
 
 
+@pytest.mark.slow
 def test_a_program_that_could_not_be_compiled_is_compiled_again(monkeypatch):
     population = make_population("ppo", [{**member, "horizon": 12} for member in MEMBERS])
     made = PopulationRunner(population.plan.program, population.plan.state)
@@ -291,6 +292,7 @@ def test_what_is_prepared_for_a_population_is_what_it_uses():
     assert int(population.runner.advance(state, 2)[0].updates) == 2
 
 
+@pytest.mark.slow
 def test_members_that_fill_a_population_up_are_not_shown(tmp_path, caplog):
     broken = {**BASE, "learning_rate": 1e38, "max_rejected": 1}
     population = make_population("ppo", [{**BASE, "max_rejected": 1}, broken], labels=["the only one"])

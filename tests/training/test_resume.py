@@ -321,6 +321,7 @@ def test_a_signal_saves_and_stops_and_the_resumed_run_equals_one_that_was_not_st
     assert_same_run(run.path, whole)
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_new_run_is_compiled_leaves_a_run_that_can_be_resumed(child, whole, tmp_path):
     settings, run = COMMON | VARIANTS["feed-forward"], RunDirectory(tmp_path / "run")
     stopped = child(run.path, settings, "compile", sent=signal.SIGINT)

@@ -99,7 +99,7 @@ def test_a_signal_stops_the_last_evaluation_on_the_host(tmp_path, monkeypatch, c
         return evaluates(self, learned, key, greedy)
 
     monkeypatch.setattr(HostEvaluator, "__call__", evaluate)
-    settings = {**SMALL, "evaluate_episodes": 50, "run_dir": tmp_path / "run", "progress": False}
+    settings = {**SMALL, "total_steps": 64, "evaluate_episodes": 50, "run_dir": tmp_path / "run", "progress": False}
     run = lehr.train("ppo", "gym:CartPole-v1", **settings)
     assert "The last evaluation was stopped by a signal" in caplog.text
     assert len(steps) == 3  # the signal came in the third step

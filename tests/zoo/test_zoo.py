@@ -66,6 +66,7 @@ def test_a_tuned_run_has_the_tuned_settings_and_those_given_override_them(tmp_pa
     assert "discount" not in shown, "it was given"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_quickly")
 def test_an_entry_trained_again_gives_a_return_for_each_seed():
     entry = zoo.find("trpo", "MountainCarContinuous-v0")

@@ -287,7 +287,7 @@ BEYOND = [
 ]
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("parameters", "value", "dtype"), BEYOND, ids=str)
 def test_an_integer_that_does_not_fit_is_not_wrapped_around(parameters, value, dtype, vectorization):
     env = make(partial(Clock, **parameters), vectorization=vectorization)

@@ -61,7 +61,11 @@ def test_they_are_recorded_as_the_environment_takes_them_and_imitated(dial, tmp_
     assert Discrete(3, start=5).contains(result.policy(np.zeros(1, np.float32)))
 
 
-@pytest.mark.parametrize("options", [{}, {"vectorization": "async"}, {"autoreset": "next_step"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"vectorization": "async"}, marks=pytest.mark.slow), {"autoreset": "next_step"}],
+    ids=str,
+)
 def test_batches_take_them_too(options):
     env = make(f"gym:{TASKS}Dial-v0", **options)
     assert check_env(env, num_steps=20) == []
@@ -103,7 +107,11 @@ def test_bits_are_choices_between_0_and_1_and_nothing_in_between(tmp_path):
     assert {tuple(bits) for bits in demos.actions.tolist()} == {tuple(lights) for lights in demos.obs.tolist()}
 
 
-@pytest.mark.parametrize("options", [{}, {"vectorization": "async"}, {"autoreset": "same_step"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"vectorization": "async"}, marks=pytest.mark.slow), {"autoreset": "same_step"}],
+    ids=str,
+)
 def test_batches_of_environments_get_bits_in_the_dtype_of_their_space(options):
     env = make(f"gym:{TASKS}Lights-v0", **options)
     assert check_env(env, num_steps=20) == []

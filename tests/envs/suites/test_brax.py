@@ -35,6 +35,7 @@ def pendulum():
     return adapter.make("inverted_pendulum", backend="spring")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_steps_are_those_of_brax(pendulum):
     """Side by side, though only a part of Brax's state is kept here."""

@@ -51,6 +51,7 @@ def game():
     return begin, step
 
 
+@pytest.mark.slow
 def test_the_same_keys_and_actions_give_what_craftax_gives_until_the_time_is_over(game):
     begin, step = game
     (state, obs), (their_obs, _) = begin(KEY)

@@ -156,6 +156,7 @@ def test_an_agent_with_nothing_left_to_do_can_only_do_nothing():
     assert (found.tolist(), found.dtype) == ([[0, 1, 1], [1, 0, 0]], jnp.int8)
 
 
+@pytest.mark.slow
 def test_no_city_is_visited_twice(tmp_path):
     """A second visit is forbidden, and would end a tour of 20 cities early."""
     settings = SMALL | {"horizon": 20, "env": "jumanji:TSP-v1", "total_steps": 160}

@@ -28,6 +28,7 @@ def compile_fast():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.mark.slow
 def test_the_same_keys_and_actions_give_what_playground_gives():
     env = make("playground:CartpoleBalance", episode_length=3)
     theirs = playground._load("CartpoleBalance", (("impl", "jax"),))
