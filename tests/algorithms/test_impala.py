@@ -206,7 +206,13 @@ def by_hand(network, params, collected):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "torso"), [("impala", "mlp"), ("impala", "lstm"), ("appo", "mlp"), ("appo", "gru")]
+    ("algorithm", "torso"),
+    [
+        pytest.param("impala", "mlp", marks=pytest.mark.slow),
+        ("impala", "lstm"),
+        ("appo", "mlp"),
+        pytest.param("appo", "gru", marks=pytest.mark.slow),
+    ],
 )
 def test_all_values_are_those_of_the_learner(algorithm, torso, begin, quickly):
     """Also of the observations at which the rollout ends or a time limit cuts an episode, as in the paper."""

@@ -115,7 +115,7 @@ def test_accumulated_gradients_are_those_of_the_whole_minibatch(minibatching, to
 
 SOME_VALID = np.random.default_rng(3).random((STEPS, SEGMENTS)) < 0.6
 COMBINATIONS = [
-    (advantage, minibatching, masked, more)
+    pytest.param(advantage, minibatching, masked, more, marks=[] if masked == bool(more) else pytest.mark.slow)
     for advantage, minibatching in [
         ("gae", "flat"),
         ("gae", "segments"),

@@ -134,7 +134,13 @@ def losses_by_hand(torso, window, burn_in, before, now, coef=COEF):
 
 
 @pytest.mark.parametrize(
-    ("torso", "window", "burn_in"), [("gru", 2, 0), ("gru", 2, 2), ("lstm", 3, 2), ("mingru", 2, 1)]
+    ("torso", "window", "burn_in"),
+    [
+        pytest.param("gru", 2, 0, marks=pytest.mark.slow),
+        ("gru", 2, 2),
+        pytest.param("lstm", 3, 2, marks=pytest.mark.slow),
+        ("mingru", 2, 1),
+    ],
 )
 def test_the_second_gradient_step_burns_in_with_the_parameters_after_the_first(torso, window, burn_in):
     """Whole rollouts are one minibatch, so that two epochs are two steps, and their losses are averaged."""

@@ -149,7 +149,7 @@ BY_ROUNDING = pytest.mark.long
             marks=BY_ROUNDING
             if learns_a_model(name) and probe is PolicyObservationReward
             else ()
-            if name == "ppo" or ((probe is FinalObservation or continuous) and not learns_a_model(name))
+            if name == "ppo" or (probe is FinalObservation and not continuous and not learns_a_model(name))
             else pytest.mark.slow,
         )
         for name in NAMES

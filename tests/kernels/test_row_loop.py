@@ -209,10 +209,15 @@ def rollout_of(env, network=None, **settings):
     [
         ("CartPole-v1", {}),
         ("Pendulum-v1", {"normalise_observations": True}),
-        ("Pendulum-v1", {"network": {"hidden_sizes": (256, 256)}}),
+        pytest.param("Pendulum-v1", {"network": {"hidden_sizes": (256, 256)}}, marks=pytest.mark.slow),
         ("Pendulum-v1", {"network": {"torso": "mingru", "recurrent_size": 128, "shared": True}}),
-        ("Pendulum-v1", {"network": {"torso": "gru", "recurrent_size": 128}}),
-        ("Pendulum-v1", {"network": {"torso": "lstm", "recurrent_size": 128, "shared": True}}),
+        *(
+            pytest.param("Pendulum-v1", {"network": network}, marks=pytest.mark.slow)
+            for network in (
+                {"torso": "gru", "recurrent_size": 128},
+                {"torso": "lstm", "recurrent_size": 128, "shared": True},
+            )
+        ),
     ],
 )
 def test_a_rollout_equals_the_plain_one(interpreted, monkeypatch, env, settings):

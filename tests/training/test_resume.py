@@ -733,7 +733,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [one if number < 3 else pytest.param(one, marks=pytest.mark.slow) for number, one in enumerate(DAMAGES)],
+)
 def test_metrics_that_were_damaged_before_a_resume_are_reported_and_kept_aside(damage, half, whole, tmp_path, caplog):
     run, (left, sentence) = tmp_path / "run", DAMAGES[damage]
     shutil.copytree(half, run)
