@@ -80,14 +80,20 @@ def report_data(results: Results, ranking: Ranking, known: Studied | None = None
 def command(results: Results, configuration: int) -> str:
     """The settings of one configuration as a command line for a POSIX shell.
 
+    >>> from dataclasses import replace
     >>> results = Results("", "CartPole-v1", "ppo", {}, [{"entropy_coef": "0.03 -> 0"}], *[np.zeros((1, 1))] * 4)
     >>> command(results, 0)
     "lehr train ppo --env CartPole-v1 --entropy-coef '0.03 -> 0'"
+    >>> command(replace(results, settings={"tensorboard": "False", "shared": "True"}), 0)
+    "lehr train ppo --env CartPole-v1 --no-tensorboard --shared --entropy-coef '0.03 -> 0'"
     """
     words = ["lehr", "train", results.algorithm, "--env", results.env]
     for name, text in (results.settings | results.texts[configuration]).items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+        option = name.replace("_", "-")
+        if text in ("True", "False"):  # a switch, which takes no value
+            words.append(f"--{option}" if text == "True" else f"--no-{option}")
+        else:
+            words += [f"--{option}={text}"] if text.startswith("-") else [f"--{option}", text]
     return shlex.join(words)
 
 
