@@ -1,7 +1,7 @@
 """The exception for invalid user input, and suggestions for misspelled names."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,17 @@ def page(name: str) -> str:
     except metadata.PackageNotFoundError:
         urls = []
     return f"{dict(url.split(', ', 1) for url in urls).get('Documentation', 'docs')}/{name}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["ppo"]), listed(["a2c", "impala", "ppo"]), listed([])
+    ('ppo', 'a2c, impala and ppo', 'none')
+    """
+    if not names:
+        return "none"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def shortened(text: str, most: int = 80) -> str:

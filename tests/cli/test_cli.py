@@ -245,6 +245,12 @@ def test_list_suites_names_some_environments_of_those_that_are_installed(capsys,
         assert rows[missing][-1].startswith("not installed: pip install")
 
 
+def test_presets_are_shown_as_they_are_written(capsys):
+    rows = {(row[0], row[1]): row[-1] for row in table(run(capsys, "list", "presets"), "algorithm")}
+    assert "normalise_observations false" in rows["ppo", "classic"]
+    assert rows["dreamer", "tiny"] == "the defaults"
+
+
 def test_a_narrow_terminal_cuts_no_name(capsys):
     name, rows = (
         "ppo-CartPole-v1-s0-20261119-203041",

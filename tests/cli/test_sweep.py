@@ -15,6 +15,7 @@ import yaml
 
 import lehr
 from lehr.cli import main
+from lehr.cli.sweep import _summarise
 from lehr.sweeps import running
 from lehr.sweeps.statistics import interquartile_mean
 from lehr.training import columns
@@ -80,7 +81,7 @@ def test_the_summary_shows_the_ranking(here, printed):
         judged = found.results.scores[configuration] if again is None else again
         assert row[1] == str(configuration)
         assert row[2] == f"{interquartile_mean(judged):.4g}"
-        assert ("fresh seeds" in row) == (again is not None)
+        assert ("first seeds" if again is None else "fresh seeds") in row
         assert row[-2:] == list(found.results.texts[configuration].values())
 
 
@@ -90,6 +91,14 @@ def test_the_facts_say_what_to_do_next(printed):
     assert found["report"] == "sweeps/small/report.html"
     assert re.fullmatch(r"[\d.]+ s, of which [\d.]+ s compiling", found["time"])
     assert found["next"] == "lehr pick sweeps/small best --out runs/best"
+
+
+def test_without_a_report_the_command_that_writes_it_is_told(here, tmp_path, capsys):
+    path = shutil.copytree(here / "sweeps" / "small", tmp_path / "no report")
+    (path / "report.html").unlink()
+    _summarise(lehr.load_sweep(path))
+    told = facts(capsys.readouterr().out)["report"]
+    assert told == f"none; pip install 'lehr[sweeps]', then run: lehr sweep report '{path}'"
 
 
 def test_a_sweep_whose_members_all_diverged_has_failed(here, tmp_path, capsys):

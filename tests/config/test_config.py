@@ -356,6 +356,7 @@ def test_the_names_of_other_libraries_mean_what_they_mean_there(given, expected)
         ({"ent_coef": 0.02, "ent_coef_final": 0.001}, "'ent_coef_final'; .* write entropy_coef='0.02 -> 0.001'"),
         ({"entropy_cost_end": 0.002}, "'entropy_cost_end'; .* write entropy_coef='0.01 -> 0.002'"),
         ({"anneal_lr": True}, "'anneal_lr'; .* write learning_rate='0.001 -> 0'"),
+        ({"no_anneal_lr": True}, "a number stays the same all along; write learning_rate=2.5e-4"),
         ({"callback": print}, "'callback': pass a function as progress_fn="),
         ({"num_workers": 2}, "'num_workers': in RLlib it is a factor"),
         ({"mlp_layers": 2}, "did you mean 'hidden_sizes', "),

@@ -718,3 +718,22 @@ def test_numbers_that_are_not_finite_are_laid_at_the_environments_door(train, ca
         train(Wrong("nan"), max_rejected=2, **BROKEN)
     assert "the environment tests.training.test_api:Wrong returned" in caplog.messages[0]
     assert "non-finite rewards, so" in caplog.messages[0]
+
+
+def test_settings_that_could_not_be_read_again_are_refused_before_anything_is_written(train, tmp_path):
+    pairs = [[step, 1e-3 / (step + 1)] for step in range(4000)]
+    with pytest.raises(InputError, match="learning_rate takes"):
+        train(learning_rate=pairs)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    assert not [*tmp_path.glob("run/checkpoints/0*")]
+    with pytest.raises(InputError, match="parameters takes"):
+        lehr.sweep(
+            {
+                "algorithm": "ppo",
+                "parameters": {"clip_range": [0.1 + number / 1e5 for number in range(7000)]},
+                "sampler": "grid",
+            },
+            out=tmp_path / "sweep",
+            progress=False,
+        )
+    assert not (tmp_path / "sweep").exists()

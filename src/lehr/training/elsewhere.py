@@ -2,6 +2,7 @@
 
 from lehr import algorithms, rewards
 from lehr.config.build import spellings_of
+from lehr.errors import listed
 
 
 def known_elsewhere(key: str) -> str:
@@ -12,12 +13,8 @@ def known_elsewhere(key: str) -> str:
     """
     models = [name for name in rewards.BUILT_IN if key in spellings_of([rewards.find(name).Config])]
     users = [name for name in algorithms.names() if key in spellings_of([algorithms.find(name).Config])]
-    said = [*(f"the reward model {name}" for name in models), *([_listed(users)] if users else [])]
+    said = [*(f"the reward model {name}" for name in models), *([listed(users)] if users else [])]
     if not said:
         return ""
     advice = f"; add reward_model='{models[0]}'" if models else ""
     return f"it is a setting of {' and of '.join(said)}{advice}"
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -17,7 +17,7 @@ import numpy as np
 
 from lehr import algorithms, config
 from lehr.config.fields import fields_of
-from lehr.errors import InputError, quoted, shortened
+from lehr.errors import InputError, listed, quoted, shortened
 from lehr.training.plan import RunConfig, settings_classes
 
 
@@ -128,14 +128,12 @@ def find(algorithm: str, env: str) -> Entry:
     for_env, for_algorithm = entries(env=env), entries(algorithm)
     named, task = shortened(algorithm), shortened(env)
     if for_env:
-        said = (
-            f"The zoo has no tuned settings of {named} for {task}, only of {_listed([e.algorithm for e in for_env])}."
-        )
+        said = f"The zoo has no tuned settings of {named} for {task}, only of {listed([e.algorithm for e in for_env])}."
     else:
         said = f"The zoo has no tuned settings for {task}."
     if for_algorithm:
         raise InputError(
-            f"{said} For {named} it has {_listed([one.env for one in for_algorithm])}. Choose one of these, or train "
+            f"{said} For {named} it has {listed([one.env for one in for_algorithm])}. Choose one of these, or train "
             "without tuned settings."
         )
     raise InputError(f"{said} It has none for {named}. Train without tuned settings.")
@@ -177,12 +175,6 @@ def setting_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"'{value}'" if isinstance(value, str) and " " in value else str(value)
-
-
-def _listed(names: list[str]) -> str:
-    if not names:
-        return "none"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def write(algorithm: str, found: Iterable[Entry]) -> None:
