@@ -238,6 +238,31 @@ class MetricRow:
         return dict(zip(self.names, jnp.mean(self.values, axis=0), strict=True))
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes and dtypes of a pytree of arrays: hashable, to find again what was compiled for them.
+
+    >>> shapes = Shapes.of({"weights": jnp.zeros((4, 2))})
+    >>> shapes.tree["weights"].shape, shapes == Shapes.of({"weights": jnp.ones((4, 2))})
+    ((4, 2), True)
+    """
+
+    structure: Any
+    leaves: tuple[tuple[tuple[int, ...], Any], ...]
+    """Of each leaf its shape and its dtype, or the name of the type of a Python number."""
+
+    @classmethod
+    def of(cls, tree: PyTree) -> "Shapes":
+        """Those of a pytree of arrays, of `jax.ShapeDtypeStruct` or of Python numbers."""
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf).__name__)) for leaf in leaves))
+
+    @property
+    def tree(self) -> PyTree:
+        """The pytree, with `jax.ShapeDtypeStruct` as leaves; none of them was a Python number."""
+        return jax.tree.unflatten(self.structure, [jax.ShapeDtypeStruct(*leaf) for leaf in self.leaves])
+
+
 def check_same_shape(**arrays: jax.Array) -> None:
     """Raise an error for different shapes, which would silently broadcast to a wrong result.
 

@@ -281,14 +281,14 @@ def test_what_is_prepared_for_a_population_is_what_it_uses():
     others = [Configured.of("ppo", {**member, "learning_rate": "1e-2 -> 0"}).coefficients for member in members]
     caches = runner._compiling, populations._compiling_initial, population_record.compiling_evaluation
     for cache in caches:
-        cache.begun.cache_clear()
+        cache.latest.made.clear()
     populations.prepare_population(base, others[:1], 3)
-    assert [cache.begun.cache_info().misses for cache in caches] == [1, 1, 1]
+    assert [len(cache.latest.made) for cache in caches] == [1, 1, 1]
     population = make_population("ppo", members, base=base, begins=True)
     state = population.plan.state
     population.runner.compile(state)
     population_record.evaluation_of(population.plan, state.members, population.sharding)().result()
-    assert [cache.begun.cache_info().misses for cache in caches] == [1, 1, 1]
+    assert [len(cache.latest.made) for cache in caches] == [1, 1, 1]
     assert int(population.runner.advance(state, 2)[0].updates) == 2
 
 

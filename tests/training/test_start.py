@@ -91,6 +91,38 @@ print(json.dumps(compiled))
     assert sorted(in_a_process(code, str(tmp_path / "run"))) == ["jit(_evaluation)", "jit(begin)", "jit(chunk)"]
 
 
+def test_the_second_run_of_a_process_compiles_nothing(tmp_path):
+    """It has another seed and another budget; nor does going on with it, or loading it."""
+    code = f"""
+import json, sys, jax, lehr, numpy
+from lehr.training import program, run_record
+from lehr.training.runners import device
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **about: compiled.append(about["fun_name"]) if "backend_compile" in name else None
+)
+settings = {SMALL | {"entropy_coef": "0.01 -> 0"}}
+
+def trained(name, **changes):
+    return lehr.train("ppo", "CartPole-v1", run_dir=sys.argv[1] + name, **settings | changes)
+
+trained("first")
+first = len(compiled)
+second = trained("second", seed=1, total_steps=768)
+resumed = lehr.resume(sys.argv[1] + "second", total_steps=1024, progress=False)
+lehr.load(sys.argv[1] + "second")
+again = [name for name in compiled[first:] if name in compiled[:first]]
+for latest in (program._latest, device._compiling.latest, run_record._compiling.latest):
+    assert len(latest.made) == 1
+    latest.made.clear()
+alone = trained("alone", seed=1, total_steps=768)
+pairs = zip(jax.tree.leaves(second.params), jax.tree.leaves(alone.params))
+same = all(numpy.array_equal(one, other) for one, other in pairs)
+print(json.dumps([first, again, same, second.final["coef/entropy_coef"] == alone.final["coef/entropy_coef"]]))
+"""
+    assert in_a_process(code, str(tmp_path)) == [3, [], True, True]
+
+
 def test_a_sweep_compiles_three_programs_for_each_size_of_wave(tmp_path):
     code = f"""
 import json, sys, jax, lehr
@@ -155,6 +187,7 @@ def test_the_evaluation_in_the_background_is_that_of_the_evaluator(tmp_path, is_
         loop.record.close()
 
 
+@pytest.mark.usefixtures("nothing_is_compiled")
 @pytest.mark.parametrize(("is_scoped", "traced_aside"), [(False, True), (True, False)])
 def test_while_training_is_busy_the_evaluation_is_traced_aside_unless_a_scope_changes_it(
     tmp_path, monkeypatch, is_scoped, traced_aside
@@ -303,6 +336,7 @@ def test_a_finished_run_is_not_compiled_again(tmp_path, monkeypatch):
     assert begun == []
 
 
+@pytest.mark.usefixtures("nothing_is_compiled")
 def test_the_updates_of_a_run_are_compiled_with_the_options_for_updates(tmp_path, monkeypatch):
     used = []
     compiled = compile_options.compiled

@@ -4,7 +4,6 @@ JAX's scopes, such as `jax.default_device`, belong to the thread that opened the
 lowered before, or is traced here because `shares_scopes` says that nothing differs.
 """
 
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -55,26 +54,50 @@ def finished(future: "Future[T]") -> T:
         raise
 
 
+def premises() -> tuple[Any, ...]:
+    """JAX's options and the choice of kernels, with which another program is traced from the same Python."""
+    return kernels.switched_off(), repr(_scopes())
+
+
+class Latest(Generic[T]):
+    """What was made for the last two keys that were asked for."""
+
+    def __init__(self) -> None:
+        self.made: dict[Any, T] = {}
+
+    def get(self, key: Any, make: Callable[[], T], is_sound: Callable[[T], bool] = lambda value: True) -> T:
+        """Return what was made for a hashable key, or make it; what is not sound is made again."""
+        try:
+            value = self.made.pop(key, None)
+        except TypeError:  # it cannot be hashed, as settings of the user's own may be
+            return make()
+        if value is None or not is_sound(value):
+            value = make()
+        self.made[key] = value
+        for oldest in list(self.made)[:-2]:
+            self.made.pop(oldest, None)  # another thread may have removed it
+        return value
+
+
 class remembered(Generic[T]):
     """Decorate a function of hashable arguments that begins to compile something: the last two are remembered.
 
     What would be compiled otherwise with JAX's present options or choice of kernels is begun again, and so is what has
-    failed.
+    failed. Named arguments say how to compile, not what: they do not count.
     """
 
     def __init__(self, function: "Callable[..., Future[T]]") -> None:
-        self.begun = functools.lru_cache(maxsize=2)(lambda _, *arguments: function(*arguments))
+        self.function = function
+        self.latest: Latest[Future[T]] = Latest()
 
-    def __call__(self, *arguments: Any) -> "Future[T]":
+    def __call__(self, *arguments: Any, **options: Any) -> "Future[T]":
         """Begin, or return what was begun before."""
-        given = (kernels.switched_off(), repr(_scopes())), *arguments
-        hits = self.begun.cache_info().hits
-        future = self.begun(*given)
-        is_old = self.begun.cache_info().hits > hits
-        if is_old and future.done() and (future.cancelled() or future.exception() is not None):
-            self.begun.cache_clear()
-            future = self.begun(*given)
-        return future
+        key = premises(), *arguments
+        return self.latest.get(key, lambda: self.function(*arguments, **options), _has_not_failed)
+
+
+def _has_not_failed(future: Future) -> bool:
+    return not future.done() or not (future.cancelled() or future.exception() is not None)
 
 
 MEMORY_VARIABLES = (

@@ -33,7 +33,7 @@ from lehr.training.runners.population import (
     member_metric_names,
 )
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding, available
-from lehr.types import Key, PyTree, TrainState, derive
+from lehr.types import Key, PyTree, Shapes, TrainState, derive
 
 MOST_ROWS = 500
 """By default, a population logs at most this many rows for each member."""
@@ -296,17 +296,12 @@ def _begun(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.n
 def _beginning(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> Future:
     """Compile what makes the state of a population of these shapes, in the background."""
     given = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (coefficients, seeds, plan.loaded.data)))
-    leaves, structure = jax.tree.flatten(given)
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return _compiling_initial(program, plan.settings, plan.network, structure, shapes)
+    return _compiling_initial(program, plan.settings, plan.network, Shapes.of(given))
 
 
 @background.remembered
-def _compiling_initial(
-    program: Program, settings: Any, network: Any, structure: Any, shapes: tuple[tuple[Any, Any], ...]
-) -> Future:
-    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
-    return background.start(_initial.lower(program, settings, network, *given).compile)
+def _compiling_initial(program: Program, settings: Any, network: Any, shapes: Shapes) -> Future:
+    return background.start(_initial.lower(program, settings, network, *shapes.tree).compile)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

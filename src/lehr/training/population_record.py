@@ -19,7 +19,7 @@ from lehr.training.record import Chunk
 from lehr.training.run_record import Recorded
 from lehr.training.runners.population import PopulationState
 from lehr.training.sharding import MemberSharding
-from lehr.types import Key, TrainState, derive
+from lehr.types import Key, Shapes, TrainState, derive
 
 ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
@@ -206,20 +206,16 @@ def evaluation_of(plan: Plan, members: TrainState, sharding: MemberSharding) -> 
     assert not isinstance(plan.env, HostEnvironment)
     policy = plan.policy(members)
     evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
-    leaves, structure = jax.tree.flatten((policy.learned, members.key, members.updates))
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return partial(compiling_evaluation, evaluator, sharding, structure, shapes)
+    shapes = Shapes.of((policy.learned, members.key, members.updates))
+    return partial(compiling_evaluation, evaluator, sharding, shapes)
 
 
 @background.remembered
-def compiling_evaluation(
-    evaluator: Evaluator, sharding: MemberSharding, structure: Any, shapes: tuple[tuple[Any, Any], ...]
-) -> Future:
+def compiling_evaluation(evaluator: Evaluator, sharding: MemberSharding, shapes: Shapes) -> Future:
     """Compile an evaluation of policies, keys and clocks of these shapes in the background, once.
 
     Each device evaluates its own members.
     """
-    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
     run = sharding.spread(partial(_evaluated, evaluator), (0, 0, 0, None), (0, 0))
     options: dict[str, Any] = {}
     if sharding.devices > 1:
@@ -227,7 +223,7 @@ def compiling_evaluation(
         options = {"in_shardings": (whole, whole, whole, sharding.of(None)), "out_shardings": whole}
 
     def lowered() -> Any:
-        return jax.jit(run, **options).lower(*given, jax.ShapeDtypeStruct((), bool))
+        return jax.jit(run, **options).lower(*shapes.tree, jax.ShapeDtypeStruct((), bool))
 
     if background.shares_scopes():
         return background.start(lambda: lowered().compile())

@@ -22,8 +22,8 @@ from lehr.networks import NetworkConfig
 from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
-from lehr.training import compile_options
-from lehr.types import NOTHING, Actor, Key, Loaded, PyTree, TrainState, check_fits, derive, shared_between
+from lehr.training import background, compile_options
+from lehr.types import NOTHING, Actor, Key, Loaded, PyTree, Shapes, TrainState, check_fits, derive, shared_between
 
 MOST_PER_UPDATE = 2**32
 """Env steps per update stay below this, so that the clock is exact."""
@@ -67,18 +67,16 @@ class Program:
         horizon = self.algorithm.config.horizon
         if isinstance(self.env, HostEnvironment):
             return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
-        leaves, structure = jax.tree.flatten((params, actor, statistics))
-        return _collected_shapes(self, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        return _collected_shapes(self, Shapes.of((params, actor, statistics)))
 
 
 @functools.lru_cache(maxsize=16)  # the initial state of a run is traced several times
-def _collected_shapes(program: Program, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Collected:
+def _collected_shapes(program: Program, shapes: Shapes) -> Collected:
     assert not isinstance(program.env, HostEnvironment)
-    given = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes])
     horizon, key = program.algorithm.config.horizon, jax.random.key(0)
     one = partial(collect, program.env, program.algorithm, horizon=horizon, key=key, needs=program.needs)
     with kernels.plain():  # shapes are the same, and plain JAX is traced sooner
-        return jax.eval_shape(one, *given)
+        return jax.eval_shape(one, *shapes.tree)
 
 
 def builder(algorithm: Any, env: AnyEnvironment, settings: Any, network_config: Any) -> Callable[[Key], Any]:
@@ -156,46 +154,75 @@ def assemble(
         found |= config.coefficients(reward_settings, total_steps)
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     loaded = model.load() if loaded is None else loaded
-    programs: list[Program] = []
-
-    def begin(built: Any, params: Any, coefficients: Coefficients, seed: Any, data: PyTree) -> TrainState:
-        """Build the network, unless it is given, and return the state, in one program: each takes time to compile."""
-        key = jax.random.key(seed)
-        if built is None:
-            built, params = build(derive(key, "network"))
-        programs.append(Program(prepared, built, model))
-        _check_sizes(programs[-1], params)
-        return initial_state(programs[-1], coefficients, params, key, data)
-
-    arguments: tuple[Any, ...] = None, coefficients, np.int64(seed), loaded.data
-    state_of = partial(begin, None)
+    params, given = None, (coefficients, np.int64(seed), loaded.data)
+    alike = algorithms.find(algorithm), prepared, settings, network_config, model, devices, Shapes.of(given)
     with shared_between(devices):
-        traced = _traced(state_of, *arguments)
-        if traced is None:
+        begun = _latest.get((background.premises(), alike), lambda: _traced(prepared, model, build, *given))
+        if begun is None:
             built, params = build(derive(jax.random.key(seed), "network"))
-            state_of, arguments = partial(begin, built), (params, *arguments[1:])
-            traced = jax.jit(state_of).trace(*arguments)
-        program = programs[-1]
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
+            begun = _beginning(prepared, model, build, built, params, *given)
+        program, shapes, state = begun.program, begun.shapes, begun.state
         if abstract:
             return program, shapes
         if devices > 1:
-            most = jax.jit(lambda *given: state_of(*given).with_memories(NOTHING, NOTHING))(*arguments)
+            most = jax.jit(lambda *given: state(*given).with_memories(NOTHING, NOTHING))(params, *given)
             return program, most.with_memories(*shapes.memories)
     first(program, shapes)
-    return program, compile_options.compiled(traced.lower(), compile_options.ONCE)(*arguments)
+    return program, begun.compiled(params, *given)
 
 
-def _traced(begin: Callable[..., TrainState], *arguments: Any) -> Any:
-    """Trace what builds a network and makes the state; `None` if the user's own algorithm has to build it before.
+@dataclass(frozen=True)
+class _Beginning:
+    """What makes the initial state of a run: a traced program, which is compiled when it is needed."""
+
+    program: Program
+    state: Callable[..., TrainState]
+    """A function of the parameters (none if it builds them), the coefficients, the seed and the reward model's data."""
+    traced: Any
+
+    @property
+    def shapes(self) -> TrainState:
+        """The shapes of the state."""
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.traced.out_info)
+
+    @functools.cached_property
+    def compiled(self) -> Callable[..., TrainState]:
+        """The same as `state`, compiled."""
+        return compile_options.compiled(self.traced.lower(), compile_options.ONCE)
+
+
+_latest: background.Latest[_Beginning | None] = background.Latest()
+"""Those of the latest runs: others like them, also with other seeds, begin at once."""
+
+
+def _beginning(
+    env: Any, model: RewardModel, build: Callable[[Key], Any], built: Algorithm | None, *arguments: Any
+) -> _Beginning:
+    """Trace what makes the state, with arguments as for `_Beginning.state`; the network is `built` there or before."""
+    programs: list[Program] = []
+
+    def begin(params: Any, coefficients: Coefficients, seed: Any, data: PyTree) -> TrainState:
+        algorithm, key = built, jax.random.key(seed)
+        if algorithm is None:
+            algorithm, params = build(derive(key, "network"))
+        programs.append(Program(env, algorithm, model))
+        _check_sizes(programs[-1], params)
+        return initial_state(programs[-1], coefficients, params, key, data)
+
+    traced = jax.jit(begin).trace(*arguments)
+    return _Beginning(programs[-1], begin, traced)
+
+
+def _traced(env: Any, model: RewardModel, build: Callable[[Key], Any], *arguments: Any) -> _Beginning | None:
+    """Trace what builds the network and makes the state; `None` if the user's own algorithm has to build it before.
 
     It may need to see numbers, not tracers, or bring weights from a file, which would be constants in the program.
     """
     try:
-        traced = jax.jit(begin).trace(*arguments)
+        made = _beginning(env, model, build, None, None, *arguments)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
         return None
-    return None if sum(x.nbytes for x in traced.jaxpr.consts) > MOST_CONSTANTS else traced
+    return None if sum(x.nbytes for x in made.traced.jaxpr.consts) > MOST_CONSTANTS else made
 
 
 def build_reward_model(

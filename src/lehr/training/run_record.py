@@ -1,6 +1,6 @@
 """The record of a single run: `metrics.jsonl`, TensorBoard and other loggers, the best evaluation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, RunFailed, Verdict
 from lehr.training.sharding import first_copy
-from lehr.types import Key, TrainState, derive
+from lehr.types import Key, Shapes, TrainState, derive
 
 _OBSERVED = ("episode", "rollout")
 """Metrics under these names describe what the environment did, and are no cause of a non-finite update."""
@@ -110,13 +110,12 @@ class RunRecord:
         """
         if self.plan.run.evaluate_episodes and isinstance(self.evaluator, Evaluator):
             given = self.plan.policy(state).learned, first_copy(state.key), np.uint32(0), np.bool_(True)
-            program = jax.jit(partial(_evaluation, self.evaluator))
-            if is_busy and self.plan.sharding.devices == 1 and background.shares_scopes():
-                shapes = jax.eval_shape(lambda *given: given, *given)  # the arrays are donated meanwhile
-                compiling: Callable[[], Any] = partial(_compiled, program, shapes)
+            first = after if cores.are_few() else None
+            if self.plan.sharding.devices == 1:
+                self.evaluation = _compiling(self.evaluator, Shapes.of(given), after=first, is_busy=is_busy)
             else:
-                compiling = program.lower(*given).compile
-            self.evaluation = background.start(compiling, after if cores.are_few() else None)
+                lowered = jax.jit(partial(_evaluation, self.evaluator)).lower(*given)
+                self.evaluation = background.start(lowered.compile, first)
         if after is not None:
             self.drawing = background.start(curves.load, self.evaluation or after)
 
@@ -231,9 +230,13 @@ class RunRecord:
         self.loggers.close()
 
 
-def _compiled(program: Any, given: Sequence[Any]) -> Any:
-    """Trace and compile a program for these arguments."""
-    return program.lower(*given).compile()
+@background.remembered
+def _compiling(evaluator: Evaluator, shapes: Shapes, *, after: Future | None, is_busy: bool) -> Future:
+    """Compile an evaluation for arguments of these shapes in the background, once for runs alike in one process."""
+    lower = partial(jax.jit(partial(_evaluation, evaluator)).lower, *shapes.tree)
+    if is_busy and background.shares_scopes():
+        return background.start(lambda: lower().compile(), after)
+    return background.start(lower().compile, after)
 
 
 def _evaluation(evaluator: Evaluator, learned: PolicyParameters, key: Key, done: Any, greedy: Any) -> Any:

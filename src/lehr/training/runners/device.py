@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
 from lehr.training.sharding import ONE_DEVICE, RunSharding
-from lehr.types import NOTHING, Metrics, TrainState
+from lehr.types import NOTHING, Metrics, Shapes, TrainState
 
 
 class DeviceRunner:
@@ -31,9 +32,10 @@ class DeviceRunner:
         """Begin to compile the program in the background, once for chunks of any length."""
         if self._compiling is None:
             self.since = time.perf_counter()
-            program = jax.jit(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), donate_argnums=0)
-            lowered = program.lower(state, np.int32(1))
-            self._compiling = background.start(partial(compile_options.compiled, lowered, compile_options.UPDATES))
+            if self.sharding is ONE_DEVICE:
+                self._compiling = _compiling(self.program, Shapes.of(state))
+            else:
+                self._compiling = _begun(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), state)
         return self._compiling
 
     def compile(self, state: TrainState) -> None:
@@ -50,6 +52,18 @@ class DeviceRunner:
 
     def close(self) -> None:
         """Do nothing: there are no resources to release."""
+
+
+@background.remembered
+def _compiling(program: Program, shapes: Shapes) -> Future:
+    """Compile chunks of updates on one device in the background: runs alike in one process share them."""
+    return _begun(partial(chunk, program, MOST_UPDATES), shapes.tree)
+
+
+def _begun(chunks: Callable[..., Any], state: TrainState) -> Future:
+    """Compile chunks of any length in the background."""
+    lowered = jax.jit(chunks, donate_argnums=0).lower(state, np.int32(1))
+    return background.start(partial(compile_options.compiled, lowered, compile_options.UPDATES))
 
 
 def measured_first(update: Callable[[TrainState], TrainState], state: TrainState) -> TrainState:

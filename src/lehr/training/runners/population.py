@@ -19,7 +19,7 @@ from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
 from lehr.training.runners.device import measured_first, traced_once
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding
-from lehr.types import Key, Metrics, PyTree, TrainState, memory_size
+from lehr.types import Key, Metrics, PyTree, Shapes, TrainState, memory_size
 
 MOST_BYTES = 16 << 20
 """Maximum size of the metrics of a chunk, which stay on the device until it ends and are then copied as a whole."""
@@ -138,10 +138,8 @@ class PopulationRunner:
         All populations of the same shapes share it.
         """
         self.since = self.since or time.perf_counter()
-        leaves, structure = jax.tree.flatten(state)
-        shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         chunks = Chunks(self.program, self.names, self.window, self.most, self.evolution, self.sharding)
-        return _compiling(chunks, structure, shapes)
+        return _compiling(chunks, Shapes.of(state))
 
     def compile(self, state: PopulationState) -> None:
         """Compile the program, or wait until it is compiled."""
@@ -184,9 +182,9 @@ def member_metric_names(program: Program, members: TrainState, sharding: MemberS
 
 
 @background.remembered
-def _compiling(chunks: Chunks, structure: Any, shapes: tuple[tuple[Any, Any], ...]) -> Future:
+def _compiling(chunks: Chunks, shapes: Shapes) -> Future:
     """Compile the program for states of these shapes in the background."""
-    state, sharding = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in shapes]), chunks.sharding
+    sharding = chunks.sharding
     chunk: Any = partial(population_chunk, chunks)
     if chunks.evolution is None:  # no member knows of another, so each device runs a chunk of its own
         chunk = partial(population_chunk, chunks._replace(sharding=MEMBERS_ON_ONE_DEVICE))
@@ -195,7 +193,7 @@ def _compiling(chunks: Chunks, structure: Any, shapes: tuple[tuple[Any, Any], ..
     if sharding.devices > 1:
         states = PopulationState._make(map(sharding.of, AXES))
         options = {"in_shardings": (states, sharding.of(None)), "out_shardings": (states, sharding.of(1))}
-    lowered = jax.jit(chunk, donate_argnums=0, **options).lower(state, jax.ShapeDtypeStruct((), jnp.int32))
+    lowered = jax.jit(chunk, donate_argnums=0, **options).lower(shapes.tree, jax.ShapeDtypeStruct((), jnp.int32))
     return background.start(partial(compile_options.compiled, lowered, compile_options.UPDATES))
 
 
