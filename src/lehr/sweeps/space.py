@@ -1,6 +1,6 @@
 """The space of a sweep: its parameters, and the settings that a point of it stands for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,10 +131,25 @@ def _items(key: str, given: list[Any]) -> Iterator[Any]:
 
 
 def _choices(key: str, values: list[Any]) -> Choices:
-    for index, value in enumerate(values):
-        if any(type(value) is type(other) and value == other for other in values[:index]):
+    known = set()
+    for value in values:
+        if (mark := _mark(value)) in known:
             raise InputError(f"{key} has the choice {quoted(value)} twice; remove one.")
+        known.add(mark)
     return Choices(tuple(values))
+
+
+def _mark(value: Any) -> Hashable:
+    """Return what only equal values of the same type have in common.
+
+    >>> _mark([1, {"a": 2}]) == _mark([1, {"a": 2}]), _mark(1) == _mark(True)
+    (True, False)
+    """
+    if isinstance(value, list):
+        return list, tuple(map(_mark, value))
+    if isinstance(value, dict):
+        return dict, frozenset((name, _mark(item)) for name, item in value.items())
+    return type(value), value if isinstance(value, Hashable) else repr(value)
 
 
 def _read_setting(field: FieldDescription, given: Any, total_steps: int) -> Domain:
