@@ -1,5 +1,6 @@
 """Learning curves: the return of one or more runs over env steps, above the coefficients that varied."""
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
@@ -32,10 +33,13 @@ _TITLE_WIDTH = 92
 
 
 def load() -> None:
-    """Import what a figure needs, which takes as long as drawing it."""
+    """Import what a figure needs, which takes as long as drawing it, and draw one: the first finds the fonts."""
     with garbage.paused():
-        import matplotlib.backends.backend_agg
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
+
+        made = Figure(layout="constrained")
+        made.subplots().set_title("return")
+        made.savefig(io.BytesIO(), format="png")
 
 
 def learning_curve(
