@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import threading
 from importlib import metadata
@@ -17,6 +18,11 @@ import pytest
 from jax._src.interpreters import mlir
 from jax._src.lru_cache import LRUCache
 from jaxlib.mlir import ir
+
+from lehr.files import replaced
+from lehr.report import curves
+from lehr.training import program, run_record
+from lehr.training.runners import device
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -38,6 +44,14 @@ os.environ["XLA_FLAGS"] = " ".join(
 # Workers, and processes that tests start, read this when they start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A job that a script started in the background ignores Ctrl-C, and so would the processes that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test needs what it writes to survive a loss of power; what is made durable, and in which order, is tested by
+# replacing this.
+os.fsync = lambda file: None
 
 # Programs that are compiled here are neither taken from the user's cache nor left in it. All workers, and all processes
 # that tests start, share one cache, which the first of them makes and removes.
@@ -101,25 +115,26 @@ MOST_MAPS = 25_000
 
 
 def _forget_programs():
+    for latest in (program._latest, device._compiling.latest, run_record._compiling.latest):
+        latest.made.clear()
     jax.clear_caches()
     _shared_context.cache_clear()
     gc.collect()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _programs_are_forgotten():
-    """Let go of what a file has compiled: a process may hold so many pieces of memory, and a program takes a hundred."""
-    yield
-    _forget_programs()
-
-
 @pytest.fixture(autouse=True)
 def _programs_are_forgotten_in_time():
-    """The same within a file that compiles very many."""
+    """Let go of programs before they are too many: each takes a hundred pieces of memory."""
     yield
     with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
         if sum(1 for _ in maps) > MOST_MAPS:
             _forget_programs()
+
+
+@pytest.fixture
+def nothing_is_compiled():
+    """Runs like those of other tests are traced and compiled again."""
+    _forget_programs()
 
 
 @pytest.fixture
@@ -143,3 +158,22 @@ def count_traces():
         return counted
 
     return wrap
+
+
+@pytest.fixture(autouse=True)
+def _curves_are_not_drawn(request, monkeypatch):
+    """A run writes an empty picture of its learning curve, unless a test asks for `drawn_curves`."""
+    if "drawn_curves" in request.fixturenames:
+        return
+
+    def built_only(runs, path, coefficients=None, *, texts=None):
+        curves.learning_figure(runs, coefficients, texts=texts)
+        with replaced(Path(path)) as file:
+            file.write(b"\x89PNG")
+
+    monkeypatch.setattr("lehr.training.api.learning_curve", built_only)
+
+
+@pytest.fixture
+def drawn_curves():
+    """Runs draw their learning curves, as they do for users."""
