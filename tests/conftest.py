@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from jaxlib.mlir import ir
 
 from lehr.files import replaced
 from lehr.report import curves
-from lehr.training import program, run_record
+from lehr.training import api, program, run_record
 from lehr.training.runners import device
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -110,8 +111,18 @@ def pytest_collection_finish():
     gc.set_threshold(2_000)
 
 
-MOST_MAPS = 25_000
-"""Pieces of memory that a process may hold before it lets go of its programs; Linux allows 65,530."""
+MOST_MAPS, LOOK_EVERY = 15_000, 10
+"""Pieces of memory that a process may hold before it lets go of its programs, each of which takes a hundred: Linux
+allows 65,530. To count so many takes 20 ms, so not every test does."""
+_tests = itertools.count(1)
+
+
+def pytest_runtest_teardown():
+    """Let go of programs before they are too many."""
+    if next(_tests) % LOOK_EVERY == 0:
+        with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
+            if sum(1 for _ in maps) > MOST_MAPS:
+                _forget_programs()
 
 
 def _forget_programs():
@@ -120,15 +131,6 @@ def _forget_programs():
     jax.clear_caches()
     _shared_context.cache_clear()
     gc.collect()
-
-
-@pytest.fixture(autouse=True)
-def _programs_are_forgotten_in_time():
-    """Let go of programs before they are too many: each takes a hundred pieces of memory."""
-    yield
-    with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
-        if sum(1 for _ in maps) > MOST_MAPS:
-            _forget_programs()
 
 
 @pytest.fixture
@@ -160,20 +162,17 @@ def count_traces():
     return wrap
 
 
-@pytest.fixture(autouse=True)
-def _curves_are_not_drawn(request, monkeypatch):
-    """A run writes an empty picture of its learning curve, unless a test asks for `drawn_curves`."""
-    if "drawn_curves" in request.fixturenames:
-        return
+def _built_only(runs, path, coefficients=None, *, texts=None):
+    """Build the learning curve of a run, but save a file without a picture: to draw it takes longer than to train."""
+    curves.learning_figure(runs, coefficients, texts=texts)
+    with replaced(Path(path)) as file:
+        file.write(b"\x89PNG")
 
-    def built_only(runs, path, coefficients=None, *, texts=None):
-        curves.learning_figure(runs, coefficients, texts=texts)
-        with replaced(Path(path)) as file:
-            file.write(b"\x89PNG")
 
-    monkeypatch.setattr("lehr.training.api.learning_curve", built_only)
+api.learning_curve = _built_only
 
 
 @pytest.fixture
-def drawn_curves():
+def drawn_curves(monkeypatch):
     """Runs draw their learning curves, as they do for users."""
+    monkeypatch.setattr(api, "learning_curve", curves.learning_curve)

@@ -160,6 +160,18 @@ def test_stablehlo(expected, tmp_path):
         carry = found.get("carry")
 
 
+def test_stablehlo_takes_batches_of_any_size(tmp_path):
+    policy = policy_of("discrete")
+    written = lehr.export(policy, "stablehlo", tmp_path / "policy.stablehlo").read_bytes()
+    program = jax.export.deserialize(bytearray(written))
+    (shape,) = (aval.shape for aval in program.in_avals)
+    numbers = np.random.default_rng(0).normal(size=(7, *shape[1:])).astype(np.float32)
+    whole = program.call(numbers)["action"]
+    for size in (1, 2, 7):
+        np.testing.assert_array_equal(program.call(numbers[:size])["action"], whole[:size])
+    np.testing.assert_array_equal(policy(numbers), whole)
+
+
 # NumPy alone --------------------------------------------------------------------------------------------------------
 
 

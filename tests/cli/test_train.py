@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -536,6 +537,25 @@ def test_a_run_that_was_stopped_before_its_first_update_has_a_summary(copied):
         f"next         lehr resume {copied}",
         f"             lehr play {copied}",
     ]
+
+
+def test_a_run_in_which_no_episode_ended_shows_its_reward(copied):
+    rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    kept = [{name: row[name] for name in row if not name.startswith(("episode/", "evaluate/"))} for row in rows]
+    kept[-1]["rollout/reward"] = -0.25
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    printed, result = io.StringIO(), lehr.load(copied)
+    with contextlib.redirect_stdout(printed):
+        print_summary(result)
+    assert "reward       -0.25 per step in the last update; no episode has ended\n" in printed.getvalue()
+    assert "  reward     -0.25 (rollout/reward, the mean per step: no episode has ended)\n" in repr(result)
+
+
+def test_only_what_can_be_drawn_is_recommended_to_be_played(trained):
+    result = lehr.load(trained[0])
+    assert [command.split()[1] for command in _next(result, result.final)] == ["resume", "play"]
+    undrawn = dataclasses.replace(result, env=lehr.envs.make("DeepChain-v0"))
+    assert [command.split()[1] for command in _next(undrawn, result.final)] == ["resume"]
 
 
 def test_resume_of_a_finished_run_changes_nothing(copied):

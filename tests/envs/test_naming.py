@@ -159,6 +159,9 @@ def test_an_environment_that_cannot_be_saved_is_passed_again(ones, caplog, capsy
     limited = gymnasium.wrappers.TimeLimit(env, 3)
     result = lehr.train("ppo", limited, run_dir="run", total_steps=32, **SMALL)
     assert result.config["env"] == "<Ones>"
+    said = [record.message for record in caplog.records if "how to create Ones" in record.message]
+    assert len(said) == 1, "without progress it is logged"
+    assert "resume, load and evaluate will need env=" in said[0]
     for call in (lehr.load, lehr.resume, lehr.evaluate):
         with pytest.raises(InputError, match=r"The environment was <Ones>, which .* pass it as env="):
             call("run")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lehr import InputError
-from lehr.report.curves import learning_curve, learning_figure
+from lehr.report.curves import band_figure, learning_curve, learning_figure
 
 
 def metrics(rows=50, **columns):
@@ -171,6 +171,41 @@ def test_no_finished_episode_is_said(tmp_path):
     columns = metrics(2) | {"episode/return": np.full(2, np.nan)}
     learning_curve({"run": columns}, tmp_path / "curve.svg")
     assert "no episode has ended" in (tmp_path / "curve.svg").read_text()
+
+
+def test_without_a_finished_episode_the_reward_per_step_is_shown():
+    unfinished = {"episode/return": np.full(3, np.nan), "rollout/reward": np.array([-3.0, -2.0, -1.0])}
+    axes = learning_figure({"run": metrics(3) | unfinished}).axes[0]
+    assert axes.get_title(loc="left") == "mean reward per step (no episode has ended)"
+    assert axes.lines[0].get_ydata().tolist() == [-3.0, -2.0, -1.0]
+    finished = metrics(3) | unfinished | {"episode/return": np.array([np.nan, 5.0, 7.0])}
+    axes = learning_figure({"run": finished}).axes[0]
+    assert axes.get_title(loc="left") == "episode return"
+    assert axes.lines[0].get_ydata().tolist() == [5.0, 7.0]
+
+
+def test_the_band_of_several_seeds_is_around_their_mean():
+    """The third seed never ends an episode, and is left out."""
+    steps = np.array([100.0, 200.0, 300.0])
+    returns = np.stack([[1.0, 2.0, 3.0], [3.0, 4.0, 7.0], [np.nan] * 3], axis=-1)
+
+    def interval(values):
+        mean = values.mean(axis=-1)
+        return mean, mean - 1.0, mean + 2.0
+
+    axes = band_figure(steps, returns, interval, "the band").axes[0]
+    *seeds, mean = (line.get_ydata() for line in axes.lines)
+    np.testing.assert_allclose(seeds, returns.T[:2])  # the smoothing is narrower than a step
+    np.testing.assert_allclose(mean, [2.0, 3.0, 5.0])
+    (band,) = axes.collections
+    corners = band.get_paths()[0].vertices
+    assert {(100.0, 1.0), (100.0, 4.0), (300.0, 4.0), (300.0, 7.0)} <= {tuple(corner) for corner in corners}
+    assert legend(axes.figure) == ["mean of 2 seeds", "the band"]
+
+
+def test_seeds_that_never_end_an_episode_have_no_band():
+    axes = band_figure(np.array([1.0, 2.0]), np.full((2, 3), np.nan), lambda values: (), "the band").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["no episode has ended"]
 
 
 # Errors ------------------------------------------------------------------------------------------------------------

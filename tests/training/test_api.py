@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 from jax.experimental.compilation_cache import compilation_cache
+from PIL import Image
 
 import lehr
 from lehr import cli
@@ -243,6 +244,12 @@ def test_a_run_learns_the_same_with_and_without_evaluations(train):
 # The directory -----------------------------------------------------------------------------------------------------
 
 
+def test_the_learning_curve_of_a_run_is_drawn(train, drawn_curves):
+    with Image.open(train(name="drawn").run_dir / "curve.png") as picture:
+        assert picture.width == 1050
+        assert len(picture.convert("RGB").getcolors(1 << 20)) > 10
+
+
 def test_a_run_directory_holds_everything_about_the_run(watched):
     run = watched.result.run_dir
     names = {path.name for path in run.iterdir()} - {"git.json"}
@@ -257,7 +264,6 @@ def test_a_run_directory_holds_everything_about_the_run(watched):
         "versions.json",
     }
     assert status_of(run)["status"] == "finished"
-    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     learned = lehr.load(run).policy.learned
     jax.tree.map(np.testing.assert_array_equal, learned, watched.result.policy.learned)
 

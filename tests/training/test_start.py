@@ -328,6 +328,18 @@ def test_nothing_keeps_a_run_alive_that_is_over(tmp_path, monkeypatch):
     assert [loop() for loop in loops] == [None]
 
 
+def test_the_time_of_a_run_begins_with_the_compilation_of_its_updates(tmp_path):
+    """It begins while the state is made, before the loop is."""
+    plan = make_plan("ppo", SMALL, begins=True)
+    plan.runner.since -= 100.0
+    with RunDirectory.create(tmp_path / "run") as directory:
+        loop = Loop(plan, directory)
+        loop._compile()
+        loop.record.close()
+    assert loop.compile_seconds >= 100.0
+    assert loop.elapsed >= loop.compile_seconds
+
+
 def test_a_finished_run_is_not_compiled_again(tmp_path, monkeypatch):
     lehr.train("ppo", "CartPole-v1", run_dir=tmp_path / "run", **SMALL)
     begun = []

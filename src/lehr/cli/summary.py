@@ -31,6 +31,8 @@ def print_summary(result: Result) -> None:
         what = "mean return ± std over" if "evaluate/return_std" in final else "mean return of"
         episodes = result.config["evaluate_episodes"]
         facts["evaluation"] = f"greedy {greedy}, sampled {sampled} ({what} {episodes} episodes)"
+    elif math.isnan(final.get("episode/return", math.nan)) and math.isfinite(final.get("rollout/reward", math.nan)):
+        facts["reward"] = f"{final['rollout/reward']:.4g} per step in the last update; no episode has ended"
     if "time/elapsed" in final:
         rate = np.nanmedian(result.metrics["time/steps_per_second"])
         facts["time"] = (

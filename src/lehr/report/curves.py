@@ -62,7 +62,8 @@ def learning_figure(
     """Plot the episode return over env steps, with a panel for each coefficient below it.
 
     The thin line is the mean return of each update, the thick line its moving average. Points with a band are
-    evaluations, plus and minus one standard deviation. Updates in which no episode ended are skipped.
+    evaluations, plus and minus one standard deviation. Updates in which no episode ended are skipped; if none ended in
+    any run, the mean reward per step takes the place of the return.
 
     Args:
         runs: the metrics of each run by its name, which is its label in the legend.
@@ -83,8 +84,8 @@ def learning_figure(
     heights = [3.2 + 0.2 * len(runs)] + [1.25] * len(names)
     made = Figure(figsize=(7, sum(heights)), layout="constrained")
     top, *panels = made.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights).flat
-    _draw_returns(top, runs)
-    _style(top, "episode return")
+    title = _draw_returns(top, runs)
+    _style(top, title)
     for axes, name in zip(panels, names, strict=True):
         text = (texts or {}).get(name)
         _draw_coefficient(axes, runs, name)
@@ -144,7 +145,7 @@ def _chosen(runs: Mapping[str, Columns], asked: Sequence[str] | None) -> list[st
     found = {name: column for columns in runs.values() for name, column in columns.items()}
     known = {name.removeprefix("coef/") for name in found if name.startswith("coef/") and _is_numeric(found[name])}
     if asked is None:
-        varied = [name for name in sorted(known) if len(np.unique(_values(runs, name))) > 1]
+        varied = [name for name in sorted(known) if len(np.unique(_values(runs, f"coef/{name}"))) > 1]
         varied.sort(key=lambda name: (not _changes(runs, name), (*MAIN_COEFFICIENTS, name).index(name)))
         return varied[:MOST_COEFFICIENTS]
     for name in asked:
@@ -158,9 +159,9 @@ def _changes(runs: Mapping[str, Columns], coefficient: str) -> bool:
     return any(len(np.unique(_points(columns, f"coef/{coefficient}")[1])) > 1 for columns in runs.values())
 
 
-def _values(runs: Mapping[str, Columns], coefficient: str) -> np.ndarray:
-    """Return all finite values of a coefficient, concatenated over runs."""
-    return np.concatenate([_points(columns, f"coef/{coefficient}")[1] for columns in runs.values()])
+def _values(runs: Mapping[str, Columns], metric: str) -> np.ndarray:
+    """Return all finite values of a metric, concatenated over runs."""
+    return np.concatenate([_points(columns, metric)[1] for columns in runs.values()])
 
 
 def _points(columns: Columns, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -209,13 +210,16 @@ def _smoothed(steps: np.ndarray, values: np.ndarray, width: float) -> np.ndarray
     return weights @ values / np.sum(weights, axis=1)
 
 
-def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
-    """Plot the returns of all runs, each in its colour, with legend labels."""
+def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> str:
+    """Plot the returns of all runs, each in its colour, with legend labels; return the title of the panel."""
     points: dict[str, Any] = {"marker": "o", "markersize": 4.5, "linestyle": "none"}
-    evaluation = ""
+    evaluation, shown, title = "", "episode/return", "episode return"
+    known = [name for name in ("episode/return", "evaluate/return", "rollout/reward") if len(_values(runs, name))]
+    if known[:1] == ["rollout/reward"]:
+        shown, title = "rollout/reward", "mean reward per step (no episode has ended)"
     for number, (run, columns) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]
-        steps, returns = map(_averaged, _points(columns, "episode/return"))
+        steps, returns = map(_averaged, _points(columns, shown))
         axes.plot(steps, returns, color=colour, linewidth=0.7, alpha=0.4)
         smoothed = _smoothed(steps, returns, _SMOOTHING * _last_step(columns))
         _draw_line(axes, steps, smoothed, colour, label=plain(run))
@@ -234,6 +238,7 @@ def _draw_returns(axes: "Axes", runs: Mapping[str, Columns]) -> None:
         axes.plot([], [], color="0.4", label=evaluation, **points)
     if not np.all(np.isfinite(axes.dataLim.intervaly)):
         _say_none_ended(axes)
+    return title
 
 
 def _say_none_ended(axes: "Axes") -> None:
@@ -247,7 +252,7 @@ def _draw_coefficient(axes: "Axes", runs: Mapping[str, Columns], name: str) -> N
         steps, values = _points(columns, f"coef/{name}")
         every = 1 + len(steps) // _MOST_POINTS
         _draw_line(axes, steps[::every], values[::every], COLOURS[number % len(COLOURS)])
-    values = _values(runs, name)
+    values = _values(runs, f"coef/{name}")
     if len(values) and np.min(values) > 0 and np.median(values) < np.max(values) / 10:
         axes.set_yscale("log")
         axes.locator_params(axis="y", numticks=4)

@@ -52,11 +52,20 @@ class Result:
     def __repr__(self) -> str:
         """Say what was trained, for how long, with which return, and where it is."""
         final = self.final
-        measured = [name for name in ("evaluate/return", "episode/return") if np.isfinite(final.get(name, np.nan))]
+        measures = (
+            ("return", "evaluate/return", ""),
+            ("return", "episode/return", ""),
+            ("reward", "rollout/reward", ", the mean per step: no episode has ended"),
+        )
+        measured = [
+            f"  {what}     {final[name]:.6g} ({name}{note})"
+            for what, name, note in measures
+            if np.isfinite(final.get(name, np.nan))
+        ]
         lines = [
             f"Result of {self.algorithm} on {self.config['env']}",
             f"  env steps  {self.env_steps:,} of {self.config['total_steps']:,}",
-            *(f"  return     {final[name]:.6g} ({name})" for name in measured[:1]),
+            *measured[:1],
             f"  run_dir    {self.run_dir}",
         ]
         return "\n".join(lines)
@@ -463,9 +472,7 @@ def _shapes(state: TrainState) -> dict[str, str]:
 def _run(plan: Plan, directory: RunDirectory, loop: Loop) -> Result:
     size = sum(leaf.size for leaf in jax.tree.leaves(plan.state.learner.params))
     loop.say(f"{plan.algorithm} on {plan.run.env.strip('<>')}, {size} parameters, saved in {directory.path}")
-    for note in plan.notes:
-        loop.say(note)
-    for note in plan.schedule_notes:
+    for note in (*plan.notes, *plan.schedule_notes):
         loop.warn(note)
     if plan.loaded.summary:
         loop.say(plan.loaded.summary)

@@ -144,7 +144,7 @@ class Loop:
         self.is_over = self.course.is_over(self.done, self.state)
         """Whether everything is trained."""
         self.pace = Pace(self.done)
-        self.begin = time.perf_counter() - self.elapsed
+        self.begin = (self.runner.since or time.perf_counter()) - self.elapsed
         self.saved_at = time.perf_counter()
         self.compile_seconds = 0.0
         self.record = kind.make_record(
