@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 import numpy as np
 
 from lehr.config import AutoBool, Coef, Conversion, CountOrAuto, HashableDict, Names, Plugin, check_counts, count_of
+from lehr.config.fields import TRUTHS
 from lehr.errors import InputError, closest
 from lehr.maths import sequences
 from lehr.schedules.coefficient import Coefficient
@@ -65,6 +66,36 @@ def _explain_segments(given: Mapping[str, Any]) -> str:
         f"environment gives one segment of horizon steps; for a batch of the same size write {same}, without "
         "batch_size and unroll_length"
     )
+
+
+def _both_normalised(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """Convert PureJaxRL's `NORMALIZE_ENV`, which wraps the environment twice."""
+    return {"normalise_observations": _truth(given), "normalise_rewards": _truth(given)}
+
+
+def _observations_normalised(given: Any, value: Callable[[str], Any]) -> dict[str, Any]:
+    """Convert one of rsl_rl's two settings, if both are the same."""
+    return {"normalise_observations": _truth(given)}
+
+
+_BY_NETWORK = ("actor_obs_normalization", "critic_obs_normalization")
+"""rsl_rl's settings for the observations of each network; both are off by default."""
+
+
+def _explain_one_network(given: Mapping[str, Any]) -> str:
+    """Explain that both networks see the same observations; empty if the two settings are the same."""
+    actor, critic = (_truth(given.get(name, False)) for name in _BY_NETWORK)
+    if actor == critic:
+        return ""
+    return (
+        "Lehr normalises what actor and critic see alike: write normalise_observations=True for both, or "
+        "normalise_observations=False for neither"
+    )
+
+
+def _truth(given: Any) -> Any:
+    """A truth value, also if it is a text."""
+    return TRUTHS.get(str(given).lower(), given)
 
 
 _WHOLE_ROLLOUT = tuple(
@@ -124,7 +155,14 @@ class Settings:
     ] = 64
     """Steps per environment in a rollout."""
     normalise_observations: Annotated[
-        AutoBool, Names(("norm_obs", "normalise_obs", "obs_norm", "empirical_normalization"))
+        AutoBool,
+        Names(
+            ("norm_obs", "normalise_obs", "obs_norm", "obs_normalization", "empirical_normalization"),
+            conversions=(
+                Conversion("normalize_env", _both_normalised),
+                *(Conversion(name, _observations_normalised, _explain_one_network) for name in _BY_NETWORK),
+            ),
+        ),
     ] = "auto"
     """Normalise observations by their running mean and standard deviation; auto does if actions are continuous and
     observations are vectors with entries outside [-1, 1]."""

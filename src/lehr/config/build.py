@@ -311,17 +311,21 @@ def _converted(words: Vocabulary, known: Mapping[str, FieldDescription], merged:
         return convert(known[name], settled[name]) if name in settled else known[name].default
 
     settled = {key: given for key, given in merged.items() if key not in words.conversions}
-    given = {words.conversions[key][0]: key for key in merged if key in words.conversions}
+    given: dict[str, list[str]] = {}
+    for key in merged:
+        if key in words.conversions:
+            given.setdefault(words.conversions[key][0], []).append(key)
+    sources: dict[str, str] = {}
     for name in known:
-        if name in given:
-            key = given[name]
+        for key in given.get(name, ()):
             for decided, result in words.conversions[key][1].convert(merged[key], value).items():
                 if decided in settled and settled[decided] != result:
+                    other = f"{sources[decided]} means" if decided in sources else f"{decided} is"
                     raise InputError(
-                        f"{key} is {quoted(merged[key])}, which means {decided}={quoted(result)}, but {decided} is "
+                        f"{key} is {quoted(merged[key])}, which means {decided}={quoted(result)}, but {other} "
                         f"{quoted(settled[decided])}; remove one of them."
                     )
-                settled[decided] = result
+                settled[decided], sources[decided] = result, key
     return settled
 
 

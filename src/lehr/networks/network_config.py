@@ -72,13 +72,15 @@ class NetworkConfig:
         Annotated[tuple[int, ...], Names(("value_hidden_layer_sizes", "critic_hidden_dims"))] | None
     ) = None
     """Sizes of the critic's dense layers; by default hidden_sizes."""
-    recurrent_size: Annotated[int, Names(("lstm_hidden_size", "lstm_cell_size", "rnn_hidden_size"))] = 128
+    recurrent_size: Annotated[
+        int, Names(("lstm_hidden_size", "lstm_cell_size", "rnn_hidden_size", "rnn_hidden_dim"))
+    ] = 128
     """Size of the recurrent layer of lstm, gru and mingru."""
     activation: Annotated[
         Plugin, Names(("fcnet_activation",), conversions=(Conversion("activation_fn", _activation_of_class),))
     ] = "auto"
     """Activation: tanh, relu, gelu, silu, elu, or auto (relu after convolutions, else tanh); in Python, a function."""
-    layer_norm: bool = False
+    layer_norm: Annotated[bool, Names(("fcnet_use_layernorm",))] = False
     """Apply layer normalisation before the activation of each dense layer."""
     actor_obs: Annotated[tuple[str, ...], Names(("policy_obs_key",))] | None = None
     """Keys of a Dict observation that the actor sees; by default all."""
@@ -93,8 +95,9 @@ class NetworkConfig:
             float,
             Names(
                 ("log_std_init",),
-                others=(
-                    ("init_noise_std", "it is σ itself; write initial_log_std, its natural logarithm: 0 for a σ of 1"),
+                others=tuple(
+                    (name, "it is σ itself; write initial_log_std, its natural logarithm: 0 for a σ of 1")
+                    for name in ("init_noise_std", "init_std")
                 ),
             ),
         ]
