@@ -14,17 +14,7 @@ from lehr.config import build
 from lehr.training.program import assemble
 from lehr.training.runners.device import chunk, metric_names
 
-PENDULUM = {
-    "num_envs": 32,
-    "epochs": 4,
-    "learning_rate": "2e-3 -> 0",
-    "discount": 0.95,
-    "entropy_coef": 0.0,
-    "normalise_observations": True,
-    "normalise_rewards": True,
-}
 TUNED = {entry.algorithm: entry.learning for entry in zoo.entries(env="Pendulum-v1")}
-FASTER_IMPALA = {**TUNED["impala"], "learning_rate": "3e-3 -> 0"}  # 2e-3 is for the million steps of the benchmark
 SWARM = {"num_envs": 8, "horizon": 32, "epochs": 4}
 # Unlike most tests, these compute for longer than they compile. With some optimisation they compute in half the time.
 OPTIMISED = (
@@ -59,23 +49,24 @@ SLOW = pytest.mark.slow  # the probes show quickly that every algorithm learns
     [
         ("ppo", "CartPole-v1", 500_000, {}, 450),
         pytest.param("ppo", "Acrobot-v1", 200_000, {}, -100, marks=SLOW),
-        pytest.param("ppo", "Pendulum-v1", 300_000, PENDULUM, -300, marks=SLOW),
+        pytest.param("ppo", "Pendulum-v1", 300_000, {}, -250, marks=SLOW),
         pytest.param("a2c", "CartPole-v1", 400_000, {}, 400, marks=SLOW),
-        pytest.param("a2c", "Pendulum-v1", 600_000, TUNED["a2c"], -300, marks=SLOW),
+        pytest.param("a2c", "Pendulum-v1", 300_000, {}, -250, marks=SLOW),
+        pytest.param("a2c", "Swarm-v0", 150_000, {}, 3, marks=SLOW),
         pytest.param("trpo", "CartPole-v1", 100_000, {}, 400, marks=SLOW),
-        pytest.param("trpo", "Pendulum-v1", 150_000, TUNED["trpo"], -300, marks=SLOW),
+        pytest.param("trpo", "Pendulum-v1", 300_000, {}, -250, marks=SLOW),
         pytest.param("ppg", "CartPole-v1", 100_000, {}, 400, marks=SLOW),
-        pytest.param("ppg", "Pendulum-v1", 100_000, TUNED["ppg"], -300, marks=SLOW),
+        pytest.param("ppg", "Pendulum-v1", 300_000, {}, -250, marks=SLOW),
         pytest.param("impala", "CartPole-v1", 300_000, {}, 400, marks=SLOW),
-        pytest.param("impala", "Pendulum-v1", 600_000, FASTER_IMPALA, -300, marks=SLOW),
+        pytest.param("impala", "Pendulum-v1", 300_000, {}, -250, marks=SLOW),
         pytest.param("recurrent_ppo", "CartPole-v1", 100_000, {}, 400, marks=SLOW),
         pytest.param("recurrent_ppo", "Pendulum-v1", 100_000, TUNED["recurrent_ppo"], -300, marks=pytest.mark.long),
         pytest.param("appo", "CartPole-v1", 250_000, {}, 400, marks=SLOW),
-        pytest.param("appo", "Pendulum-v1", 250_000, TUNED["appo"], -300, marks=SLOW),
+        pytest.param("appo", "Pendulum-v1", 300_000, {}, -250, marks=SLOW),
     ],
 )
 def test_classic_control_is_learned(algorithm, env, total_steps, settings, least):
-    """Rounding differs between machines, and with it a run; a seed may miss by chance, but then not two others."""
+    """Without settings, by the defaults. Rounding differs between machines, and with it a run; a seed may miss by chance, but then not two others."""
     found = learned(env, total_steps, algorithm, **settings)
     if next(found) < least:
         assert min(next(found), next(found)) >= least
