@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lehr.envs import AutoReset, Environment, EpisodeStatistics, check_env, make, names
+from lehr.envs import AutoReset, Environment, EpisodeStatistics, TimeLimit, check_env, make, names
+from lehr.errors import InputError
 from lehr.spaces import Box, Dict, Discrete
+from lehr.training.plan import make_plan
 from lehr.types import Timestep
 
 
@@ -168,3 +170,31 @@ def test_agents_that_come_back_are_named():
         "An agent that was done became active again while other agents were not done" in problem
         for problem in check_env(Blink())
     ] == [True]
+
+
+def test_an_environment_that_was_changed_after_a_run_is_refused():
+    inner = make("CartPole-v1")
+
+    class Mutable(Environment):
+        observation_space, action_space = inner.observation_space, inner.action_space
+
+        def __init__(self, goal):
+            self.goal, self.table, self._calls = goal, None, 0
+
+        def reset(self, key):
+            return inner.reset(key)
+
+        def step(self, key, state, action):
+            return inner.step(key, state, action)
+
+    env = Mutable(1.0)
+    sizes = {"num_envs": 2, "horizon": 4, "minibatches": 1}
+    make_plan("ppo", sizes, env, abstract=True)
+    env.goal, env.table, env._calls, env.late = float(1), [1], 5, "new"  # an equal value, and what is found when needed
+    make_plan("ppo", sizes, env, abstract=True)
+    env.goal = 2.0
+    with pytest.raises(
+        InputError, match=r"Mutable was used with goal=1\.0, which is 2\.0 now, but .* create a new env"
+    ):
+        make_plan("ppo", sizes, TimeLimit(env, 5), abstract=True)
+    make_plan("ppo", sizes, Mutable(2.0), abstract=True)

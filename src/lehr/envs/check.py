@@ -1,5 +1,6 @@
 """`check_env`: check that an environment follows the protocol, and explain how to fix it if it does not."""
 
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,8 +11,8 @@ import numpy as np
 from lehr import masks
 from lehr.envs.base import Environment
 from lehr.envs.host.base import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step, own
-from lehr.envs.wrappers import AutoReset
-from lehr.errors import InputError
+from lehr.envs.wrappers import AutoReset, Wrapper
+from lehr.errors import InputError, quoted
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, check_actions
 from lehr.types import Key, PyTree, Timestep
 
@@ -35,6 +36,31 @@ def check_env(env: AnyEnvironment, seed: int = 0, num_envs: int = 4, num_steps: 
 def structure(env: Environment) -> list[str]:
     """Return the problems that can be found by tracing: attributes, structures, shapes and dtypes."""
     return _attributes(env) or _structure(env)
+
+
+_used: weakref.WeakKeyDictionary[Environment, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""The attributes that environments had when they were first used."""
+
+
+def refuse_changed(env: Environment) -> None:
+    """Raise an error if public attributes of an environment were changed after it was used.
+
+    An environment is a value: what was compiled for it is used again for the same object, and would not notice.
+    """
+    while isinstance(env, Wrapper):
+        env = env.env
+    try:
+        known = _used.setdefault(env, dict(vars(env)))
+    except TypeError:  # it has no attributes of its own, or cannot be hashed, which its check will say
+        return
+    for name, before in known.items():
+        now = vars(env).get(name)
+        if name.startswith("_") or before is None or now is before or repr(now) == repr(before):
+            continue
+        raise InputError(
+            f"{type(env).__name__} was used with {name}={quoted(before)}, which is {quoted(now)} now, but what was "
+            "compiled for it would not notice; create a new environment instead."
+        )
 
 
 def _mask(env: AnyEnvironment) -> list[str]:

@@ -15,6 +15,7 @@ from lehr.acting.collector import collected_shapes
 from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
+from lehr.envs.check import refuse_changed
 from lehr.errors import InputError
 from lehr.maths import across
 from lehr.maths.normalise import initial_scaling, initial_statistics
@@ -143,6 +144,8 @@ def assemble(
         first: called with the program and the shapes of the state, before the state is made, which takes a while.
     """
     made = make(env)
+    if not isinstance(made, HostEnvironment):
+        refuse_changed(made)
     prepared = made if isinstance(made, HostEnvironment) else AutoReset(made)
     settings = settings.for_spaces(Spaces(prepared.observation_space, prepared.action_space))
     build = builder(algorithm, prepared, settings, network_config)
