@@ -179,9 +179,11 @@ def test_an_environment_that_was_changed_after_a_run_is_refused():
         observation_space, action_space = inner.observation_space, inner.action_space
 
         def __init__(self, goal):
-            self.goal, self.table, self._calls = goal, None, 0
+            self.goal, self.table, self._calls, self.resets = goal, None, 0, 0
+            self.sizes = {"width": 3, "start": np.zeros(2)}
 
         def reset(self, key):
+            self.resets += 1  # counts traces
             return inner.reset(key)
 
         def step(self, key, state, action):
@@ -197,4 +199,10 @@ def test_an_environment_that_was_changed_after_a_run_is_refused():
         InputError, match=r"Mutable was used with goal=1\.0, which is 2\.0 now, but .* create a new env"
     ):
         make_plan("ppo", sizes, TimeLimit(env, 5), abstract=True)
-    make_plan("ppo", sizes, Mutable(2.0), abstract=True)
+    other = Mutable(2.0)
+    program = make_plan("ppo", sizes, other, abstract=True).program
+    assert program.env.env is other
+    assert make_plan("ppo", sizes, Mutable(2.0), abstract=True).program != program
+    other.sizes["start"][1] = 7.0
+    with pytest.raises(InputError, match=r"with sizes=.*array\(\[0\., 0\.\]\).*, which is .*array\(\[0\., 7\.\]\)"):
+        make_plan("ppo", sizes, other, abstract=True)

@@ -39,6 +39,13 @@ def test_what_is_hardly_meant_is_said(value, sentence):
     assert sentence in note
 
 
+def test_a_function_of_the_share_that_is_left_is_noticed_for_other_coefficients_too():
+    (note,) = notes("clip_range", lambda left: 0.1 + 0.1 * left)
+    assert note.startswith("The schedule of clip_range reaches 2000. If you gave a function: it is called with the env")
+    assert notes("clip_range", lambda step: 0.2 - step / 1e6) == []
+    assert notes("kl_coef", 500.0) == notes("kl_coef", "500 -> 0") == []
+
+
 @pytest.mark.parametrize(
     "value",
     [

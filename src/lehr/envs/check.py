@@ -12,7 +12,7 @@ from lehr import masks
 from lehr.envs.base import Environment
 from lehr.envs.host.base import AnyEnvironment, EnvironmentFailed, HostEnvironment, ask, check_obs, check_step, own
 from lehr.envs.wrappers import AutoReset, Wrapper
-from lehr.errors import InputError, quoted
+from lehr.errors import InputError, quoted, shortened
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete, Space, check_actions
 from lehr.types import Key, PyTree, Timestep
 
@@ -38,29 +38,75 @@ def structure(env: Environment) -> list[str]:
     return _attributes(env) or _structure(env)
 
 
-_used: weakref.WeakKeyDictionary[Environment, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""The attributes that environments had when they were first used."""
+class _Used:
+    """The public attributes of the environments that were used, as texts; of none that are no more."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, dict[str, str]] = {}
+
+    def texts(self, env: Environment) -> dict[str, str]:
+        """Those of an environment when it was first used; its attributes that were `None` may still be found."""
+        if id(env) not in self.known:
+            weakref.finalize(env, self.known.pop, id(env), None)
+            self.known[id(env)] = _texts(env)
+        return self.known[id(env)]
+
+
+_used = _Used()
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+
+
+def _texts(env: Environment) -> dict[str, str]:
+    found = {name: value for name, value in vars(env).items() if not name.startswith("_") and value is not None}
+    return {name: _text(value) for name, value in found.items()}
+
+
+def _text(value: Any) -> str:
+    """Plain values and small arrays as they are written; of others, which may be large, which object it is."""
+    is_small = isinstance(value, np.ndarray) and value.size <= 1000
+    return quoted(value, 10_000) if is_small or isinstance(value, _PLAIN) else f"{type(value).__name__} {id(value):#x}"
+
+
+def _innermost(env: Environment) -> Environment:
+    while isinstance(env, Wrapper):
+        env = env.env
+    return env
 
 
 def refuse_changed(env: Environment) -> None:
-    """Raise an error if public attributes of an environment were changed after it was used.
+    """Raise an error if public attributes of the user's own environment were changed after it was used.
 
     An environment is a value: what was compiled for it is used again for the same object, and would not notice.
     """
-    while isinstance(env, Wrapper):
-        env = env.env
+    env = _innermost(env)
+    if type(env).__module__.startswith("lehr."):  # frozen
+        return
     try:
-        known = _used.setdefault(env, dict(vars(env)))
-    except TypeError:  # it has no attributes of its own, or cannot be hashed, which its check will say
+        known, now = _used.texts(env), _texts(env)
+    except TypeError:  # it has no attributes of its own, or none can refer to it weakly
         return
     for name, before in known.items():
-        now = vars(env).get(name)
-        if name.startswith("_") or before is None or now is before or repr(now) == repr(before):
-            continue
-        raise InputError(
-            f"{type(env).__name__} was used with {name}={quoted(before)}, which is {quoted(now)} now, but what was "
-            "compiled for it would not notice; create a new environment instead."
-        )
+        if now.get(name, "nothing") != before:
+            raise InputError(
+                f"{type(env).__name__} was used with {name}={shortened(before)}, which is "
+                f"{shortened(now.get(name, 'nothing'))} now, but what was compiled for it would not notice; create a "
+                "new environment instead."
+            )
+
+
+def allow_own_changes(env: Environment) -> None:
+    """Let an environment change the attributes that it changed while it was traced, as one that counts its calls."""
+    env = _innermost(env)
+    if type(env).__module__.startswith("lehr."):
+        return
+    try:
+        known, now = _used.texts(env), _texts(env)
+    except TypeError:
+        return
+    for name in [name for name in known if now.get(name) != known[name]]:
+        del known[name]
 
 
 def _mask(env: AnyEnvironment) -> list[str]:

@@ -4,11 +4,14 @@ import math
 from typing import Any
 
 from lehr.schedules.controllers import Controller
+from lehr.schedules.function import FunctionSchedule
 from lehr.schedules.phases import number_text
 from lehr.schedules.schedule import Schedule
 
 HIGH_RATE = 0.5
 """A learning rate above this is hardly ever meant."""
+MUCH_LARGER = 100.0
+"""A coefficient given as a function that becomes as many times larger than 1 is hardly ever meant either."""
 
 
 def surprises(name: str, schedule: Any, total_steps: float) -> list[str]:
@@ -26,13 +29,14 @@ def surprises(name: str, schedule: Any, total_steps: float) -> list[str]:
         return []
     bound = schedule.bind(total_steps)
     found = [*_short(name, schedule, bound), *_late(name, bound, total_steps)] if isinstance(bound, Schedule) else []
-    if name == "learning_rate":
-        highest = max(float(bound(share * total_steps)) for share in (0, 0.5, 1))
-        if highest > HIGH_RATE:
-            found.append(
-                f"The learning rate reaches {highest:.4g}. If you gave a function: it is called with the env steps so "
-                "far, and not with the share of the training that is left."
-            )
+    highest = max(float(bound(share * total_steps)) for share in (0, 0.5, 1))
+    limit = HIGH_RATE if name == "learning_rate" else MUCH_LARGER
+    if highest > limit and (name == "learning_rate" or isinstance(schedule, FunctionSchedule)):
+        what = "The learning rate" if name == "learning_rate" else f"The schedule of {name}"
+        found.append(
+            f"{what} reaches {highest:.4g}. If you gave a function: it is called with the env steps so far, and not "
+            "with the share of the training that is left."
+        )
     return found
 
 

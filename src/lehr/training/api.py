@@ -19,6 +19,7 @@ from lehr.acting.evaluation import EpisodeResults
 from lehr.acting.policy import Policy
 from lehr.envs import AnyEnvironment, HostEnvironment, make
 from lehr.envs.adapters import is_factory
+from lehr.envs.check import refuse_changed
 from lehr.envs.registry import full_name, own_code, own_code_in, registered
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
@@ -268,6 +269,8 @@ def evaluate(
     made = make(env)
     if isinstance(made, HostEnvironment):
         made = made.for_evaluation() or made
+    else:
+        refuse_changed(made)
     return evaluation.evaluate(found, made, episodes, seed, greedy)
 
 

@@ -224,7 +224,7 @@ def default_path(algorithm: str, env: str, seed: int, root: Path = ROOT) -> Path
 def unused_path(name: str, root: Path) -> Path:
     """Return an unused path under `root`: the name, without odd characters, and the time."""
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = re.sub(r"[^\w.-]+", "-", f"{name}-{now}")
+    name = re.sub(r"[^\w.-]+", "-", f"{name}-{now}").lstrip("-.")
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(root / free for free in names if not (root / free).exists())
 

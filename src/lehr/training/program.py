@@ -15,7 +15,7 @@ from lehr.acting.collector import collected_shapes
 from lehr.acting.rollout import Collected, collect, initial_actor
 from lehr.algorithms.base import Algorithm
 from lehr.envs import AnyEnvironment, AutoReset, HostEnvironment, make
-from lehr.envs.check import refuse_changed
+from lehr.envs.check import allow_own_changes, refuse_changed
 from lehr.errors import InputError
 from lehr.maths import across
 from lehr.maths.normalise import initial_scaling, initial_statistics
@@ -165,6 +165,8 @@ def assemble(
             built, params = build(derive(jax.random.key(seed), "network"))
             begun = _beginning(prepared, model, build, built, params, *given)
         program, shapes, state = begun.program, begun.shapes, begun.state
+        if not isinstance(made, HostEnvironment):
+            allow_own_changes(made)
         if abstract:
             return program, shapes
         if devices > 1:
