@@ -239,11 +239,11 @@ class MetricRow:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class TreeShapes:
     """The shapes and dtypes of a pytree of arrays: hashable, to find again what was compiled for them.
 
-    >>> shapes = Shapes.of({"weights": jnp.zeros((4, 2))})
-    >>> shapes.tree["weights"].shape, shapes == Shapes.of({"weights": jnp.ones((4, 2))})
+    >>> shapes = TreeShapes.of({"weights": jnp.zeros((4, 2))})
+    >>> shapes.tree["weights"].shape, shapes == TreeShapes.of({"weights": jnp.ones((4, 2))})
     ((4, 2), True)
     """
 
@@ -252,7 +252,7 @@ class Shapes:
     """Of each leaf its shape and its dtype, or the name of the type of a Python number."""
 
     @classmethod
-    def of(cls, tree: PyTree) -> "Shapes":
+    def of(cls, tree: PyTree) -> "TreeShapes":
         """Those of a pytree of arrays, of `jax.ShapeDtypeStruct` or of Python numbers."""
         leaves, structure = jax.tree.flatten(tree)
         return cls(structure, tuple((jnp.shape(leaf), getattr(leaf, "dtype", type(leaf).__name__)) for leaf in leaves))

@@ -39,7 +39,7 @@ _FIGURE_SAMPLES = 1001
 _LEGEND_WIDTH = 88
 """The number of characters that fit on one line of a figure's legend."""
 _PNG = {"compress_level": 3}
-"""For Pillow: the default level takes twice as long, for files a seventh smaller."""
+"""For Pillow; its default level takes twice as long, for files a seventh smaller."""
 
 
 class Span(NamedTuple):

@@ -19,7 +19,7 @@ from lehr.acting.evaluation import EpisodeResults
 from lehr.acting.policy import Policy
 from lehr.envs import AnyEnvironment, HostEnvironment, make
 from lehr.envs.adapters import is_factory
-from lehr.envs.check import refuse_changed
+from lehr.envs.check import allow_own_changes, refuse_changed
 from lehr.envs.registry import full_name, own_code, own_code_in, registered
 from lehr.errors import InputError
 from lehr.report.curves import learning_curve
@@ -271,7 +271,10 @@ def evaluate(
         made = made.for_evaluation() or made
     else:
         refuse_changed(made)
-    return evaluation.evaluate(found, made, episodes, seed, greedy)
+    results = evaluation.evaluate(found, made, episodes, seed, greedy)
+    if not isinstance(made, HostEnvironment):
+        allow_own_changes(made)
+    return results
 
 
 def _is_named(env: Any, name: str | None) -> bool:

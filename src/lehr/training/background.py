@@ -54,7 +54,7 @@ def finished(future: "Future[T]") -> T:
         raise
 
 
-def premises() -> tuple[Any, ...]:
+def trace_options() -> tuple[Any, ...]:
     """JAX's options and the choice of kernels, with which another program is traced from the same Python."""
     return kernels.switched_off(), repr(_scopes())
 
@@ -92,7 +92,7 @@ class remembered(Generic[T]):
 
     def __call__(self, *arguments: Any, **options: Any) -> "Future[T]":
         """Begin, or return what was begun before."""
-        key = premises(), *arguments
+        key = trace_options(), *arguments
         return self.latest.get(key, lambda: self.function(*arguments, **options), _has_not_failed)
 
 

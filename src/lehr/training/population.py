@@ -33,7 +33,7 @@ from lehr.training.runners.population import (
     member_metric_names,
 )
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding, available
-from lehr.types import Key, PyTree, Shapes, TrainState, derive
+from lehr.types import Key, PyTree, TrainState, TreeShapes, derive
 
 MOST_ROWS = 500
 """By default, a population logs at most this many rows for each member."""
@@ -296,11 +296,11 @@ def _begun(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.n
 def _beginning(plan: Plan, program: Program, coefficients: Coefficients, seeds: np.ndarray) -> Future:
     """Compile what makes the state of a population of these shapes, in the background."""
     given = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (coefficients, seeds, plan.loaded.data)))
-    return _compiling_initial(program, plan.settings, plan.network, Shapes.of(given))
+    return _compiling_initial(program, plan.settings, plan.network, TreeShapes.of(given))
 
 
 @background.remembered
-def _compiling_initial(program: Program, settings: Any, network: Any, shapes: Shapes) -> Future:
+def _compiling_initial(program: Program, settings: Any, network: Any, shapes: TreeShapes) -> Future:
     return background.start(_initial.lower(program, settings, network, *shapes.tree).compile)
 
 

@@ -19,7 +19,7 @@ from lehr.training.record import Chunk
 from lehr.training.run_record import Recorded
 from lehr.training.runners.population import PopulationState
 from lehr.training.sharding import MemberSharding
-from lehr.types import Key, Shapes, TrainState, derive
+from lehr.types import Key, TrainState, TreeShapes, derive
 
 ENDED = "ended"
 """The directory of the members that came to their end before the others, each with a checkpoint."""
@@ -206,12 +206,12 @@ def evaluation_of(plan: Plan, members: TrainState, sharding: MemberSharding) -> 
     assert not isinstance(plan.env, HostEnvironment)
     policy = plan.policy(members)
     evaluator = Evaluator(plan.env, policy.program, plan.run.evaluate_episodes)
-    shapes = Shapes.of((policy.learned, members.key, members.updates))
+    shapes = TreeShapes.of((policy.learned, members.key, members.updates))
     return partial(compiling_evaluation, evaluator, sharding, shapes)
 
 
 @background.remembered
-def compiling_evaluation(evaluator: Evaluator, sharding: MemberSharding, shapes: Shapes) -> Future:
+def compiling_evaluation(evaluator: Evaluator, sharding: MemberSharding, shapes: TreeShapes) -> Future:
     """Compile an evaluation of policies, keys and clocks of these shapes in the background, once.
 
     Each device evaluates its own members.

@@ -24,7 +24,7 @@ from lehr.rewards import EnvironmentReward, RewardModel
 from lehr.schedules.bundle import Coefficients, bundle
 from lehr.spaces import Spaces
 from lehr.training import background, compile_options
-from lehr.types import NOTHING, Actor, Key, Loaded, PyTree, Shapes, TrainState, check_fits, derive, shared_between
+from lehr.types import NOTHING, Actor, Key, Loaded, PyTree, TrainState, TreeShapes, check_fits, derive, shared_between
 
 MOST_PER_UPDATE = 2**32
 """Env steps per update stay below this, so that the clock is exact."""
@@ -68,11 +68,11 @@ class Program:
         horizon = self.algorithm.config.horizon
         if isinstance(self.env, HostEnvironment):
             return collected_shapes(self.env, self.algorithm, horizon, self.needs, params, statistics, actor)
-        return _collected_shapes(self, Shapes.of((params, actor, statistics)))
+        return _collected_shapes(self, TreeShapes.of((params, actor, statistics)))
 
 
 @functools.lru_cache(maxsize=16)  # the initial state of a run is traced several times
-def _collected_shapes(program: Program, shapes: Shapes) -> Collected:
+def _collected_shapes(program: Program, shapes: TreeShapes) -> Collected:
     assert not isinstance(program.env, HostEnvironment)
     horizon, key = program.algorithm.config.horizon, jax.random.key(0)
     one = partial(collect, program.env, program.algorithm, horizon=horizon, key=key, needs=program.needs)
@@ -158,9 +158,9 @@ def assemble(
     coefficients = bundle({name: one for name, one in found.items() if name not in settings.unused})
     loaded = model.load() if loaded is None else loaded
     params, given = None, (coefficients, np.int64(seed), loaded.data)
-    alike = algorithms.find(algorithm), prepared, settings, network_config, model, devices, Shapes.of(given)
+    alike = algorithms.find(algorithm), prepared, settings, network_config, model, devices, TreeShapes.of(given)
     with shared_between(devices):
-        begun = _latest.get((background.premises(), alike), lambda: _traced(prepared, model, build, *given))
+        begun = _latest.get((background.trace_options(), alike), lambda: _traced(prepared, model, build, *given))
         if begun is None:
             built, params = build(derive(jax.random.key(seed), "network"))
             begun = _beginning(prepared, model, build, built, params, *given)

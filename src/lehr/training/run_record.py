@@ -23,7 +23,7 @@ from lehr.training.directory import RunDirectory
 from lehr.training.plan import Plan
 from lehr.training.record import Chunk, RunFailed, Verdict
 from lehr.training.sharding import first_copy
-from lehr.types import Key, Shapes, TrainState, derive
+from lehr.types import Key, TrainState, TreeShapes, derive
 
 _OBSERVED = ("episode", "rollout")
 """Metrics under these names describe what the environment did, and are no cause of a non-finite update."""
@@ -112,7 +112,7 @@ class RunRecord:
             given = self.plan.policy(state).learned, first_copy(state.key), np.uint32(0), np.bool_(True)
             first = after if cores.are_few() else None
             if self.plan.sharding.devices == 1:
-                self.evaluation = _compiling(self.evaluator, Shapes.of(given), after=first, is_busy=is_busy)
+                self.evaluation = _compiling(self.evaluator, TreeShapes.of(given), after=first, is_busy=is_busy)
             else:
                 lowered = jax.jit(partial(_evaluation, self.evaluator)).lower(*given)
                 self.evaluation = background.start(lowered.compile, first)
@@ -231,7 +231,7 @@ class RunRecord:
 
 
 @background.remembered
-def _compiling(evaluator: Evaluator, shapes: Shapes, *, after: Future | None, is_busy: bool) -> Future:
+def _compiling(evaluator: Evaluator, shapes: TreeShapes, *, after: Future | None, is_busy: bool) -> Future:
     """Compile an evaluation for arguments of these shapes in the background, once for runs alike in one process."""
     lower = partial(jax.jit(partial(_evaluation, evaluator)).lower, *shapes.tree)
     if is_busy and background.shares_scopes():

@@ -16,7 +16,7 @@ from lehr.training.iteration import iteration, next_rollout
 from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES, is_unmeasured, measured, normalises
 from lehr.training.sharding import ONE_DEVICE, RunSharding
-from lehr.types import NOTHING, Metrics, Shapes, TrainState
+from lehr.types import NOTHING, Metrics, TrainState, TreeShapes
 
 
 class DeviceRunner:
@@ -33,7 +33,7 @@ class DeviceRunner:
         if self._compiling is None:
             self.since = time.perf_counter()
             if self.sharding is ONE_DEVICE:
-                self._compiling = _compiling(self.program, Shapes.of(state))
+                self._compiling = _compiling(self.program, TreeShapes.of(state))
             else:
                 self._compiling = _begun(self.sharding.spread(partial(chunk, self.program, MOST_UPDATES)), state)
         return self._compiling
@@ -55,7 +55,7 @@ class DeviceRunner:
 
 
 @background.remembered
-def _compiling(program: Program, shapes: Shapes) -> Future:
+def _compiling(program: Program, shapes: TreeShapes) -> Future:
     """Compile chunks of updates on one device in the background: runs alike in one process share them."""
     return _begun(partial(chunk, program, MOST_UPDATES), shapes.tree)
 

@@ -19,7 +19,7 @@ from lehr.training.program import Program
 from lehr.training.runners.base import MOST_UPDATES
 from lehr.training.runners.device import measured_first, traced_once
 from lehr.training.sharding import MEMBERS_ON_ONE_DEVICE, MemberSharding
-from lehr.types import Key, Metrics, PyTree, Shapes, TrainState, memory_size
+from lehr.types import Key, Metrics, PyTree, TrainState, TreeShapes, memory_size
 
 MOST_BYTES = 16 << 20
 """Maximum size of the metrics of a chunk, which stay on the device until it ends and are then copied as a whole."""
@@ -139,7 +139,7 @@ class PopulationRunner:
         """
         self.since = self.since or time.perf_counter()
         chunks = Chunks(self.program, self.names, self.window, self.most, self.evolution, self.sharding)
-        return _compiling(chunks, Shapes.of(state))
+        return _compiling(chunks, TreeShapes.of(state))
 
     def compile(self, state: PopulationState) -> None:
         """Compile the program, or wait until it is compiled."""
@@ -182,7 +182,7 @@ def member_metric_names(program: Program, members: TrainState, sharding: MemberS
 
 
 @background.remembered
-def _compiling(chunks: Chunks, shapes: Shapes) -> Future:
+def _compiling(chunks: Chunks, shapes: TreeShapes) -> Future:
     """Compile the program for states of these shapes in the background."""
     sharding = chunks.sharding
     chunk: Any = partial(population_chunk, chunks)
