@@ -3,9 +3,12 @@
 import atexit
 import shutil
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lehr import algorithms
 from lehr.envs import Environment, make
@@ -24,6 +27,11 @@ SMALL = {
 
 BACKTRACKING = {"trpo": {"target_kl": 0.95}}
 """So large a step that TRPO's line search has to shrink it."""
+
+
+def quick_first(cases: Iterable[Any], quick: int = 1) -> list[Any]:
+    """Values of one parameter of a test: `make test` takes the first, `make test-all` all of them."""
+    return [pytest.param(case, marks=() if number < quick else pytest.mark.slow) for number, case in enumerate(cases)]
 
 
 def trial(algorithm: str, env: str | Environment) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from lehr.compat.brax.pixels import shifted
 from lehr.envs.suites.foreign import by_their_rules
 from lehr.errors import InputError
 from lehr.schedules import env_steps
+from tests.small import quick_first
 
 pytest.importorskip("brax")
 with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -132,7 +133,7 @@ LOSSES = {
 COEF = dict(zip(NAMES, (3e-4, 0.02, 0.95, 5.0, 0.2, 0.9, 0.7), strict=True))
 
 
-@pytest.mark.parametrize("case", LOSSES)
+@pytest.mark.parametrize("case", quick_first(LOSSES))
 def test_loss_of_a_minibatch_equals_that_of_brax(case):
     """Value, metrics and gradients, for the same parameters and data."""
     options, settings = LOSSES[case]

@@ -17,7 +17,10 @@ def test_without_stable_baselines3():
     assert shown.strip().endswith("not installed: pip install 'lehr[sb3]'.")
 
 
-@pytest.mark.parametrize(("missing", "said"), [("ray", "not installed"), ("pyarrow", "cannot be imported")])
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("ray", "not installed"), pytest.param("pyarrow", "cannot be imported", marks=pytest.mark.slow)],
+)
 def test_without_rllib(missing, said):
     if missing != "ray":
         pytest.importorskip("ray")

@@ -64,8 +64,13 @@ def products(function, point):
     [
         (Discrete(3), (3, 7), {}),
         (Discrete(2), (32,), {"activation": "relu"}),
-        (Box(-1, 1, (2,)), (17,), {"activation": "gelu"}),
-        (Box(-1, 1, (2,)), (4, 4), {"activation": "silu", "state_dependent_std": True, "distribution": "tanh_normal"}),
+        pytest.param(Box(-1, 1, (2,)), (17,), {"activation": "gelu"}, marks=pytest.mark.slow),
+        pytest.param(
+            Box(-1, 1, (2,)),
+            (4, 4),
+            {"activation": "silu", "state_dependent_std": True, "distribution": "tanh_normal"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["discrete", "relu", "box", "squashed"],
 )

@@ -43,7 +43,14 @@ PRIORITIES = {
 
 
 @pytest.mark.parametrize("kind", PRIORITIES)
-@pytest.mark.parametrize(("length", "size"), [(64, 8), (100, 37), (256, 255)])
+@pytest.mark.parametrize(
+    ("length", "size"),
+    [
+        (64, 8),
+        pytest.param(100, 37, marks=pytest.mark.slow),
+        pytest.param(256, 255, marks=pytest.mark.slow),
+    ],
+)
 def test_segments_and_weights_are_those_of_plain_jax(interpreted, monkeypatch, kind, length, size):
     priorities = PRIORITIES[kind](jnp.abs(jax.random.normal(jax.random.key(length), (length,))))
     for seed in range(3):

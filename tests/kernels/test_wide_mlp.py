@@ -83,9 +83,9 @@ def assert_close(found, expected, tolerance=2e-5):
 CASES = [
     ((77, 4), (128, 128), (2, 1), "tanh", 0, False),
     ((3, 43, 37), (128, 64), (5, 1), "elu", 0, True),
-    ((9, 100), (32, 128, 64), (17, 1), "silu", 0, True),
-    ((130, 1), (128,), (3,), "gelu", 1, True),
-    ((64, 65), (256, 32), (1,), "relu", 0, False),
+    pytest.param((9, 100), (32, 128, 64), (17, 1), "silu", 0, True, marks=pytest.mark.slow),
+    pytest.param((130, 1), (128,), (3,), "gelu", 1, True, marks=pytest.mark.slow),
+    pytest.param((64, 65), (256, 32), (1,), "relu", 0, False, marks=pytest.mark.slow),
 ]
 
 

@@ -11,6 +11,7 @@ from lehr.networks.block_gru import BlockGRU
 from lehr.networks.images import ImageDecoder, ImageEncoder, halvings
 from lehr.networks.world_model import Latent, WorldModelConfig, drawn, dreamer_network, mixed
 from lehr.spaces import Box, Dict, Discrete, MultiDiscrete
+from tests.small import quick_first
 
 SMALL = WorldModelConfig(recurrent_size=8, hidden_sizes=(12,), latents=3, classes=4, bins=21, image_depth=2)
 PLAIN = Box(-1, 1, (5,))
@@ -69,7 +70,7 @@ OBSERVATIONS = {
 ACTIONS = {"discrete": Discrete(3), "multi": MultiDiscrete((2, 3)), "box": Box(np.float32([0, -5]), np.float32([1, 5]))}
 
 
-@pytest.mark.parametrize("kind", OBSERVATIONS)
+@pytest.mark.parametrize("kind", quick_first(reversed(OBSERVATIONS)))
 def test_every_kind_of_observation_is_encoded_and_decoded(kind):
     space = OBSERVATIONS[kind]
     network, params = dreamer_network(space, Discrete(2), SMALL, jax.random.key(0))
@@ -104,7 +105,7 @@ def test_every_kind_of_observation_is_encoded_and_decoded(kind):
         carry = {**latent._asdict(), "action": actions[t]}
 
 
-@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("kind", quick_first(ACTIONS))
 def test_every_kind_of_action(kind):
     space = ACTIONS[kind]
     network, params = dreamer_network(PLAIN, space, SMALL, jax.random.key(0))

@@ -66,6 +66,7 @@ def test_the_same_keys_and_actions_give_what_craftax_gives_until_the_time_is_ove
         assert bool(timestep.truncated) == bool(their_done) == (count == 4)
 
 
+@pytest.mark.slow
 def test_a_death_is_a_termination(game):
     begin, step = game
     state = begin(KEY)[0][0]
