@@ -8,7 +8,8 @@ function dimension(parameter, values) {
       .sort((a, b) => Number(a) - Number(b) || (a < b ? -1 : 1));
     return {
       label, values: values.map((value) => names.indexOf(value ?? "not set")), range: [-0.5, names.length - 0.5],
-      tickvals: names.map((_, i) => i), ticktext: names.map((name) => short(name, 16)),
+      tickvals: names.map((_, i) => i),
+      ticktext: names.map((name) => cut(name, 16)), // shown as it is, without plotly's tags
     };
   }
   const given = values.filter((value) => value !== null);

@@ -55,7 +55,12 @@ function number(value) {
 
 /** The name of a parameter, short enough for a heading. */
 function short(name, most = 28) {
-  return literal(name.length > most ? `${name.slice(0, most - 1)}…` : name);
+  return literal(cut(name, most));
+}
+
+/** Text of at most so many characters. */
+function cut(text, most) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 /** Text that plotly shows as it is: it reads some tags and formulas otherwise. */
