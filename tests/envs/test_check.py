@@ -10,6 +10,7 @@ import pytest
 from lehr.envs import AutoReset, Environment, EpisodeStatistics, TimeLimit, check_env, make, names
 from lehr.errors import InputError
 from lehr.spaces import Box, Dict, Discrete
+from lehr.training.api import evaluate
 from lehr.training.plan import make_plan
 from lehr.types import Timestep
 
@@ -206,3 +207,10 @@ def test_an_environment_that_was_changed_after_a_run_is_refused():
     other.sizes["start"][1] = 7.0
     with pytest.raises(InputError, match=r"with sizes=.*array\(\[0\., 0\.\]\).*, which is .*array\(\[0\., 7\.\]\)"):
         make_plan("ppo", sizes, other, abstract=True)
+    plan = make_plan("ppo", sizes, third := Mutable(3.0))
+    policy = plan.policy(plan.state)
+    assert evaluate(policy, third, episodes=2).returns.shape == (2,)
+    assert evaluate(policy, third, episodes=3).returns.shape == (3,)  # tracing it counted resets
+    third.goal = 4.0
+    with pytest.raises(InputError, match=r"used with goal=3\.0, which is 4\.0 now"):
+        evaluate(policy, third, episodes=2)

@@ -116,6 +116,7 @@ def test_files_of_somebody_else_are_no_run_that_was_killed(tmp_path, name, text)
 
 
 def test_default_names_are_readable_and_free(tmp_path):
+    assert default_path("<object Mine>", "CartPole-v1", 0, tmp_path).name.startswith("object-Mine-")
     first = default_path("ppo", "ALE/Pong-v5", 3, tmp_path)
     assert re.fullmatch(r"ppo-ALE-Pong-v5-s3-\d{8}-\d{6}", first.name)
     assert first.parent == tmp_path

@@ -38,35 +38,9 @@ def structure(env: Environment) -> list[str]:
     return _attributes(env) or _structure(env)
 
 
-class _Used:
-    """The public attributes of the environments that were used, as texts; of none that are no more."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, dict[str, str]] = {}
-
-    def texts(self, env: Environment) -> dict[str, str]:
-        """Those of an environment when it was first used; its attributes that were `None` may still be found."""
-        if id(env) not in self.known:
-            weakref.finalize(env, self.known.pop, id(env), None)
-            self.known[id(env)] = _texts(env)
-        return self.known[id(env)]
-
-
-_used = _Used()
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
-
-
-def _texts(env: Environment) -> dict[str, str]:
-    found = {name: value for name, value in vars(env).items() if not name.startswith("_") and value is not None}
-    return {name: _text(value) for name, value in found.items()}
-
-
-def _text(value: Any) -> str:
-    """Plain values and small arrays as they are written; of others, which may be large, which object it is."""
-    is_small = isinstance(value, np.ndarray) and value.size <= 1000
-    return quoted(value, 10_000) if is_small or isinstance(value, _PLAIN) else f"{type(value).__name__} {id(value):#x}"
+def is_our_own(env: Environment) -> bool:
+    """Whether the environment is part of Lehr, and so is checked by Lehr's tests."""
+    return type(_innermost(env)).__module__.startswith("lehr.")
 
 
 def _innermost(env: Environment) -> Environment:
@@ -75,22 +49,20 @@ def _innermost(env: Environment) -> Environment:
     return env
 
 
+_used: dict[int, dict[str, str]] = {}
+"""The public attributes that environments of users had when they were first used, as texts; by their `id`."""
+
+
 def refuse_changed(env: Environment) -> None:
     """Raise an error if public attributes of the user's own environment were changed after it was used.
 
     An environment is a value: what was compiled for it is used again for the same object, and would not notice.
     """
-    env = _innermost(env)
-    if type(env).__module__.startswith("lehr."):  # frozen
-        return
-    try:
-        known, now = _used.texts(env), _texts(env)
-    except TypeError:  # it has no attributes of its own, or none can refer to it weakly
-        return
+    known, now = _then_and_now(env)
     for name, before in known.items():
-        if now.get(name, "nothing") != before:
+        if now.get(name) != before:
             raise InputError(
-                f"{type(env).__name__} was used with {name}={shortened(before)}, which is "
+                f"{type(_innermost(env)).__name__} was used with {name}={shortened(before)}, which is "
                 f"{shortened(now.get(name, 'nothing'))} now, but what was compiled for it would not notice; create a "
                 "new environment instead."
             )
@@ -98,15 +70,36 @@ def refuse_changed(env: Environment) -> None:
 
 def allow_own_changes(env: Environment) -> None:
     """Let an environment change the attributes that it changed while it was traced, as one that counts its calls."""
-    env = _innermost(env)
-    if type(env).__module__.startswith("lehr."):
-        return
-    try:
-        known, now = _used.texts(env), _texts(env)
-    except TypeError:
-        return
-    for name in [name for name in known if now.get(name) != known[name]]:
+    known, now = _then_and_now(env)
+    for name in [name for name, before in known.items() if now.get(name) != before]:
         del known[name]
+
+
+def _then_and_now(env: Environment) -> tuple[dict[str, str], dict[str, str]]:
+    """The public attributes of an environment when it was first used, and now; attributes of `None` may be found later.
+
+    Both are empty for Lehr's own, which are frozen, and for objects without attributes of their own.
+    """
+    inner = _innermost(env)
+    if is_our_own(inner):
+        return {}, {}
+    try:
+        found = {name: value for name, value in vars(inner).items() if not name.startswith("_") and value is not None}
+        now = {name: _text(value) for name, value in found.items()}
+        if id(inner) not in _used:
+            weakref.finalize(inner, _used.pop, id(inner), None)
+    except TypeError:  # no attributes, or nothing can refer to it weakly
+        return {}, {}
+    return _used.setdefault(id(inner), now), dict(now)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+
+
+def _text(value: Any) -> str:
+    """Plain values and small arrays as they are written; of others, which may be large, which object it is."""
+    is_small = isinstance(value, np.ndarray) and value.size <= 1000
+    return quoted(value, 10_000) if is_small or isinstance(value, _PLAIN) else f"{type(value).__name__} {id(value):#x}"
 
 
 def _mask(env: AnyEnvironment) -> list[str]:

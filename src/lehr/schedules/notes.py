@@ -11,7 +11,7 @@ from lehr.schedules.schedule import Schedule
 HIGH_RATE = 0.5
 """A learning rate above this is hardly ever meant."""
 MUCH_LARGER = 100.0
-"""A coefficient given as a function that becomes as many times larger than 1 is hardly ever meant either."""
+"""Another coefficient, if it is given as a function, is hardly ever meant to become larger than this."""
 
 
 def surprises(name: str, schedule: Any, total_steps: float) -> list[str]:

@@ -19,9 +19,8 @@ from lehr.envs import (
     FrameStack,
     HostEnvironment,
     StackChannels,
-    Wrapper,
 )
-from lehr.envs.check import structure
+from lehr.envs.check import is_our_own, structure
 from lehr.envs.host.base import check_size
 from lehr.envs.naming import Adopted, adopt
 from lehr.errors import InputError, closest
@@ -301,7 +300,7 @@ def make_plan(
                 f"overlap is true, but {run.env} is compiled and runs on the device; overlap is for host environments, "
                 "such as gym:CartPole-v1."
             )
-        if not _is_our_own(made) and (problems := structure(made)):
+        if not is_our_own(made) and (problems := structure(made)):
             raise InputError(f"Cannot train on the environment {run.env}. {problems[0]}")
         if run.action_repeat > 1:
             made = ActionRepeat(made, run.action_repeat)
@@ -417,10 +416,3 @@ def _check_actors(run: RunConfig, algorithm: str, settings: Any, env: AnyEnviron
             f"actors is {run.actors!r}, but {algorithm} does not correct for the lag of asynchronous actors; train "
             f"{' or '.join(able)}."
         )
-
-
-def _is_our_own(env: Environment) -> bool:
-    """Whether the environment is part of Lehr, and so is checked by Lehr's tests."""
-    while isinstance(env, Wrapper):
-        env = env.env
-    return type(env).__module__.startswith("lehr.")
